@@ -1,0 +1,46 @@
+"""The command line tool ``seatctl``: one verb per module in :mod:`seatfleet.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from seatfleet import __version__, commands
+from seatfleet.core.problems import ProblemsError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with one sub-parser per verb found in :mod:`seatfleet.commands`."""
+    parser = argparse.ArgumentParser(prog="seatctl", description="Seats of patched vLLM: check, probe, measure.")
+    parser.add_argument("--version", action="version", version=f"seatctl {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for info in sorted(pkgutil.iter_modules(commands.__path__), key=lambda item: item.name):
+        module = importlib.import_module(f"{commands.__name__}.{info.name}")
+        verb = verbs.add_parser(
+            info.name.replace("_", "-"),
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(verb)
+        verb.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; bad input ends with exit code 2 and the full list of problems on standard error."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ProblemsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""HTTP clients and everything else with third-party dependencies: controller and toolbox only."""

@@ -1,0 +1,82 @@
+"""A seat as the rest of the code sees it: checked, sizes in bytes, defaults filled in.
+
+:func:`seatfleet.core.schema.load_seat` makes one from what the operator wrote; nothing else constructs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """``speculative:`` of a seat. ``model`` is a catalogue entry, None for methods without a drafter (mtp, ngram)."""
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    attention_backend: str | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """One model name at the gateway: who may call it, with which sampling defaults."""
+
+    name: str
+    keys: tuple[str, ...]
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    fallback: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the probe expects of a seat.
+
+    ``acceptance`` maps a workload (``count``, ``code``, ``prose``, ``agent``) to the least mean acceptance length; None
+    takes the bands of the method. ``ready_timeout_s`` bounds the wait from start to READY.
+    """
+
+    acceptance: Mapping[str, float] | None = None
+    ready_timeout_s: int = 1800
+    stop_timeout_s: int = 120
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One served model on given GPUs of one host."""
+
+    name: str
+    host: str
+    model: str
+    release: str
+    port: int
+    max_model_len: int
+    gpus: tuple[int | str, ...]
+    kv_cache_memory: int | None  # bytes
+    gpu_memory_utilization: float | None
+    bind: str = "0.0.0.0"
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int = 1
+    speculative: Speculative | None = None
+    speculative_why: str | None = None
+    prefix_caching: bool = True
+    attention_backend: str | None = None
+    moe_backend: str | None = None
+    kv_cache_dtype: str | None = None
+    mamba_block_size: int | None = None
+    mamba_ssm_cache_dtype: str | None = None
+    enforce_eager: bool = False
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    engram_cpu_offload: bool | None = None
+    host_memory: int | None = None  # bytes of host RAM the seat pins (an offloaded table)
+    env: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[Alias, ...] = ()
+    probe: Probe = field(default_factory=Probe)
+    state: str = "present"
