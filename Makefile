@@ -7,6 +7,9 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 LOCK   ?= requirements/controller-py$(subst .,,$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')).txt
+# The other supported end (ansible-core 2.21), where its Python exists.
+PYTHON313 := $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python3.13; do \
+  "$$p" -c '' 2>/dev/null && { echo "$$p"; break; }; done)
 # The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
 IN_LAB := . lab/env &&
 
@@ -59,7 +62,7 @@ lab-down: ## Remove the lab hosts (the cache stays)
 	@lab/lab destroy --all
 
 # ---- trusting a change ----------------------------------------------------------------------------------------------
-.PHONY: lint types unit syntax docs-check test-fast test nightly
+.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test
 lint: $(VENV)/.done ## ruff, yamllint, ansible-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,12 +78,19 @@ types: $(VENV)/.done ## mypy --strict
 unit: $(VENV)/.done ## Unit tests
 	$(BIN)/pytest tests/unit
 
+py313: ## Unit tests and syntax check on Python 3.13 and ansible-core 2.21, where that Python exists
+ifeq ($(PYTHON313),)
+	@echo "== no Python 3.13 on this machine: unit tests and syntax on ansible-core 2.21 NOT RUN"
+else
+	@$(MAKE) --no-print-directory PYTHON=$(PYTHON313) VENV=.venv-py313 syntax unit
+endif
+
 docs-check: $(VENV)/.done ## Generated documents are up to date
 	$(BIN)/python docs/generate.py --check
 
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
-test: prepare test-fast ## Everything needed to trust a change: the above, then the chain on lab hosts
+test: prepare test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
 	PATH=$(BIN):$$PATH $(BIN)/pytest tests/integration
 
 docs: $(VENV)/.done ## Write the generated documents
