@@ -1,0 +1,103 @@
+# Verbs of this repository; `make help` lists them. Long steps print what they do.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+LOCK   ?= requirements/controller-py$(subst .,,$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')).txt
+# The other supported end (ansible-core 2.21), where its Python exists.
+PYTHON313 := $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python3.13; do \
+  "$$p" -c '' 2>/dev/null && { echo "$$p"; break; }; done)
+# The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
+IN_LAB := . lab/env &&
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+# ---- setting up -----------------------------------------------------------------------------------------------------
+$(VENV)/.done: $(LOCK) pyproject.toml
+	@echo "== tooling into $(VENV) (ansible-core, molecule, linters; 1-2 minutes)"
+	$(PYTHON) -m venv --clear $(VENV)
+	PIP_CONSTRAINT= $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . 2>/dev/null || \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.done ## Tooling for the controller, from hash-locked requirements
+
+.PHONY: system
+system: ## Debian packages that the lab needs (root)
+	@lab/system-packages
+
+.PHONY: prepare
+prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and models, in parallel, into the cache
+	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models
+
+.PHONY: prepare-base prepare-release prepare-gateway prepare-models
+prepare-base:
+	@lab/lab base
+prepare-release:
+	@$(BIN)/seatctl release fetch $(LAB_RELEASE)
+	@$(BIN)/seatctl release toolbox
+prepare-gateway:
+	@lab/gateway/prepare
+prepare-models:
+	@$(BIN)/python -m lab.models
+
+# ---- trying it out --------------------------------------------------------------------------------------------------
+.PHONY: demo
+demo: prepare ## From nothing to gen-large on fv-ml1 in the lab; leaves it running
+	@tests/integration/demo
+
+.PHONY: lab-up
+lab-up: prepare ## Boot the lab hosts
+	@lab/lab up
+
+.PHONY: lab-down
+lab-down: ## Remove the lab hosts (the cache stays)
+	@lab/lab destroy --all
+
+# ---- trusting a change ----------------------------------------------------------------------------------------------
+.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test
+lint: $(VENV)/.done ## ruff, yamllint, ansible-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/yamllint --strict .
+	PATH=$(BIN):$$PATH $(BIN)/ansible-lint --strict
+
+syntax: $(VENV)/.done ## ansible-playbook --syntax-check on every playbook and both inventories
+	for i in production lab; do $(BIN)/ansible-playbook -i inventory/$$i --syntax-check site.yml playbooks/*.yml >/dev/null; done
+
+types: $(VENV)/.done ## mypy --strict
+	$(BIN)/mypy
+
+unit: $(VENV)/.done ## Unit tests
+	$(BIN)/pytest tests/unit
+
+py313: ## Unit tests and syntax check on Python 3.13 and ansible-core 2.21, where that Python exists
+ifeq ($(PYTHON313),)
+	@echo "== no Python 3.13 on this machine: unit tests and syntax on ansible-core 2.21 NOT RUN"
+else
+	@$(MAKE) --no-print-directory PYTHON=$(PYTHON313) VENV=.venv-py313 syntax unit
+endif
+
+docs-check: $(VENV)/.done ## Generated documents are up to date
+	$(BIN)/python docs/generate.py --check
+
+test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
+
+test: prepare test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
+	PATH=$(BIN):$$PATH $(BIN)/pytest tests/integration
+
+docs: $(VENV)/.done ## Write the generated documents
+	$(BIN)/python docs/generate.py
+
+lock: $(VENV)/.done ## Re-resolve the locked tooling
+	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report \
+	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done
+	for v in 3.11 3.12; do $(BIN)/uv pip compile -q pyproject.toml \
+	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/toolbox-py$${v/./}.txt; done
