@@ -22,8 +22,7 @@ $(VENV)/.done: $(LOCK) pyproject.toml
 	@echo "== tooling into $(VENV) (ansible-core, molecule, linters; 1-2 minutes)"
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT= $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . 2>/dev/null || \
-	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 .PHONY: setup
@@ -97,7 +96,7 @@ docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py
 
 lock: $(VENV)/.done ## Re-resolve the locked tooling
-	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report \
+	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report --extra models \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done
 	for v in 3.11 3.12; do $(BIN)/uv pip compile -q pyproject.toml \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/toolbox-py$${v/./}.txt; done
