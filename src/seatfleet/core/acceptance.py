@@ -160,10 +160,10 @@ class Verdict:
 def judge(seen: Acceptance, expected: Band, workload: str) -> Verdict:
     """Compare what was measured with the band; the worst finding wins."""
     wanted = f"at least {expected.least or expected.broken_below:.2f} of {seen.k + 1} ({expected.why})"
-    measured = f"{workload}: AL {seen.length:.2f} over {seen.drafts} drafts, per position {format_rates(seen)}"
+    measured = f"AL {seen.length:.2f} over {seen.drafts} drafts, per position {format_rates(seen)}"
     wrong = contradictions(seen)
     if wrong:
-        return Verdict("invalid", wanted, f"{workload}: the counters contradict each other: {'; '.join(wrong)}")
+        return Verdict("invalid", wanted, f"the counters contradict each other: {'; '.join(wrong)}")
     if seen.length < expected.broken_below:
         return Verdict("broken", wanted, f"{measured}. {likely_causes(seen)}")
     if expected.least is not None and seen.length < expected.least:
