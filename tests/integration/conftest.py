@@ -20,7 +20,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 LAB = PROJECT / ".lab-test"
 HOSTS = ("fv-ml1", "spark-1", "gw-1")
 # PLAY RECAP, one line per host.
-RECAP = re.compile(r"^(?P<host>\S+)\s+: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<dead>\d+)\s+failed=(?P<failed>\d+)")
+RECAP = re.compile(
+    r"^(?P<host>\S+)\s+: ok=\d+\s+changed=(?P<changed>\d+)\s+unreachable=(?P<dead>\d+)\s+failed=(?P<failed>\d+)"
+)
 
 
 @dataclass(frozen=True)
