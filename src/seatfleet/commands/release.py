@@ -1,0 +1,109 @@
+"""Locks and wheelhouses of releases.
+
+  lock NAME...    resolve the recipe NAME of files/locks/locks.yml again, as of its date, and write files/locks/NAME.txt
+  check NAME...   say what is missing for a fetch: wheels that are on no index, pip, room on the disk
+  fetch NAME...   build the wheelhouse of a lock in the cache: mirror/wheelhouses/NAME
+  toolbox         build the wheelhouse of the hosts' toolbox in the cache: mirror/toolbox
+
+The cache is $SEATFLEET_CACHE (default ~/.cache/seatfleet). Wheels that are on no package index are looked for in the
+directories of $SEATFLEET_WHEELS (default: the directories among $PIP_FIND_LINKS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seatfleet.clients.wheelhouse import Recipe
+
+HELP = "locks and wheelhouses of vLLM releases"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the actions."""
+    parser.add_argument("--project", type=Path, help="the checkout (default: the one around the current directory)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action in ("lock", "check", "fetch"):
+        actions.add_parser(action).add_argument("names", nargs="+", metavar="NAME")
+    toolbox = actions.add_parser("toolbox")
+    toolbox.add_argument("--python", default="3.11", help="the hosts' system Python (default: %(default)s)")
+    toolbox.add_argument("--architecture", default="x86_64", help="the hosts' architecture (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one action; 2 for bad input, 1 when a tool or a download failed."""
+    from seatfleet.clients.project import project_root
+    from seatfleet.clients.wheelhouse import WheelhouseError
+
+    project = args.project or project_root(Path.cwd())
+    try:
+        return _toolbox(project, args) if args.action == "toolbox" else _locks(project, args)
+    except WheelhouseError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _toolbox(project: Path, args: argparse.Namespace) -> int:
+    from seatfleet.clients import project as places
+    from seatfleet.clients import wheelhouse
+    from seatfleet.core.locks import Target
+
+    minor = int(args.python.removeprefix("3."))
+    # 2.31 is Debian 11 and Ubuntu 20.04: older than anything with Python 3.11.
+    target = Target(minor, args.architecture, 31)
+    requirements = project / f"requirements/toolbox-py3{minor}.txt"
+    wheelhouse.build_toolbox(project, requirements, target, places.cache_root() / "mirror/toolbox", _say)
+    return 0
+
+
+def _locks(project: Path, args: argparse.Namespace) -> int:
+    from seatfleet.clients import project as places
+    from seatfleet.clients import wheelhouse
+    from seatfleet.core.locks import parse_lock
+    from seatfleet.core.problems import ProblemsError
+
+    directory = project / "files/locks"
+    recipes = _named(wheelhouse.load_recipes(directory / "locks.yml"), args.names)
+    wheel_dirs = places.wheel_directories()
+    if args.action == "lock":
+        for recipe in recipes:
+            text = wheelhouse.compile_lock(recipe, directory, wheel_dirs)
+            (directory / f"{recipe.name}.txt").write_text(text, encoding="utf-8")
+            _say(f"files/locks/{recipe.name}.txt: {len(parse_lock(text, recipe.name).pins)} distributions")
+        return 0
+    root = places.cache_root() / "mirror/wheelhouses"
+    texts = {recipe: (directory / f"{recipe.name}.txt").read_text(encoding="utf-8") for recipe in recipes}
+    locks = {recipe: parse_lock(text, f"files/locks/{recipe.name}.txt") for recipe, text in texts.items()}
+    problems = [
+        problem
+        for recipe, lock in locks.items()
+        if not wheelhouse.is_complete(root / recipe.name, lock)
+        for problem in wheelhouse.check(lock, recipe.name, root, wheel_dirs)
+    ]
+    if problems:
+        raise ProblemsError(problems)
+    if args.action == "fetch":
+        for recipe, lock in locks.items():
+            wheelhouse.fetch(lock, texts[recipe], recipe.name, root, wheel_dirs, recipe.shims, _say)
+    return 0
+
+
+def _named(recipes: dict[str, Recipe], names: list[str]) -> list[Recipe]:
+    from seatfleet.core.problems import Problem, ProblemsError
+
+    known = ", ".join(sorted(recipes))
+    problems = [
+        Problem("files/locks/locks.yml", f"lock {name}", "", f"one of {known}", "no such recipe")
+        for name in names
+        if name not in recipes
+    ]
+    if problems:
+        raise ProblemsError(problems)
+    return [recipes[name] for name in names]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
