@@ -113,7 +113,8 @@ def _build(wanted: Path) -> None:
     log = wanted.with_name(f"{wanted.name}.log")
     shutil.rmtree(building, ignore_errors=True)
     print(f"lab: building the base root filesystem, minutes on a slow mirror (log: {log})", file=sys.stderr)
-    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    # The mount namespace takes /proc and /dev of the build with it, whenever and however the build ends.
+    command = ["unshare", "--mount", "--", "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
     command += ["--aptopt=Apt::Install-Recommends false"]
     command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     command += [f"--keyring={KEYRING}"] if KEYRING.exists() else []

@@ -19,6 +19,7 @@ from .errors import LabError
 
 ROOT = Path("/sys/fs/cgroup")
 # Where the supervisor of a host waits, on a machine whose systemd gave it a scope with cgroup version 2.
+PREFIX = "seatfleet-"
 SUPERVISOR_LEAF = "seatfleet-supervisor"
 EMPTY_TIMEOUT_S = 10.0
 
@@ -187,11 +188,10 @@ def remove(groups: Iterable[Path]) -> None:
 
 def leftovers(lab: str) -> list[Path]:
     """Return the directories of a lab's hosts anywhere below /sys/fs/cgroup, those that name processes first."""
-    mounts = [h.mount for h in current()]
-    found = []
-    for mount in mounts:
-        for directory, names, _ in os.walk(mount):
+    found: list[Path] = []
+    for hierarchy in current():
+        for directory, names, _ in os.walk(hierarchy.mount):
             if lab in names:
                 found += [entry for entry in (Path(directory) / lab).iterdir() if entry.is_dir()]
-                names.remove(lab)
+            names[:] = [name for name in names if not name.startswith(PREFIX)]
     return found

@@ -88,9 +88,7 @@ def _run(lab: Lab, options: argparse.Namespace) -> int:
     elif verb in ("cut", "heal"):
         hosts.set_cable(lab, options.name, {"cut": "down", "heal": "up"}[verb])
     elif verb == "ssh":
-        lab.spec(options.name)
-        address = state.addresses(lab)[options.name]
-        _become(hosts.ssh_command(lab, address, options.command))
+        _become(hosts.login_command(lab, options.name, options.command))
     elif verb == "exec":
         _become(hosts.exec_command(lab, options.name, options.command or ["bash"]))
     return 0
@@ -120,4 +118,8 @@ def _each(lab: Lab, options: argparse.Namespace, action: Callable[[str], str]) -
         return True
 
     with ThreadPoolExecutor(len(names)) as pool:
-        return 0 if all(list(pool.map(one, names))) else 1
+        try:
+            return 0 if all(list(pool.map(one, names))) else 1
+        except KeyboardInterrupt:
+            # Leaving the block would wait for the others. All that is half done here is finished by the next run.
+            os._exit(130)

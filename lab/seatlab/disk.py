@@ -78,14 +78,15 @@ def overlay_options(lower: list[Path], upper: Path, work: Path) -> str:
 
 
 def write_identity(lab: Lab, upper: Path, lower: list[Path], name: str, address: str, gateway: str) -> None:
-    """Give a disk its name, address and keys; what exists and is not tied to the address stays (SSH host key)."""
+    """Give a disk its name, address and keys; what a role added to /etc/hosts and an SSH host key stay."""
     home = _directory(upper, lower, "root")
     keys = home / ".ssh"
     keys.mkdir(mode=0o700, exist_ok=True)
     write(keys / "authorized_keys", lab.key.with_suffix(".pub").read_text(), 0o600)
     etc = _directory(upper, lower, "etc")
     write(etc / "hostname", f"{name}\n")
-    write(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{address} {name}\n")
+    if not _has_line(etc / "hosts", f"{address} {name}"):
+        write(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{address} {name}\n")
     network = f"[Match]\nName=host0\n\n[Network]\nAddress={address}/24\nGateway={gateway}\n"
     network += "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
     write(_directory(upper, lower, "etc/systemd/network") / "10-host0.network", network)
@@ -93,6 +94,10 @@ def write_identity(lab: Lab, upper: Path, lower: list[Path], name: str, address:
     if not host_key.is_file():
         host_key.unlink(missing_ok=True)
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)])
+
+
+def _has_line(path: Path, line: str) -> bool:
+    return path.is_file() and line in path.read_text().splitlines()
 
 
 def host_key(upper: Path) -> str:

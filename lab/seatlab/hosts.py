@@ -85,6 +85,9 @@ def _start(lab: Lab, name: str, layer: str | None) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (paths.running.exists() and supervisor.is_running(paths)):
         if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            supervisor.clean(paths, lab.machine(spec), lab.link(spec))
             raise LabError(f"{name} did not start: {_last_line(paths.console)} (see {paths.console})")
         time.sleep(POLL_S)
 
@@ -115,10 +118,12 @@ def _await_ssh(lab: Lab, name: str, address: str) -> None:
     paths = Paths(lab.hosts / name)
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     while not (_greets(address) and _logs_in(lab, address)):
+        if network.is_cut(lab.link(lab.spec(name))):
+            raise LabError(f"{name} runs with its link cut: 'lab heal {name}'")
         if not supervisor.is_running(paths):
             raise LabError(f"{name} died while booting: {_last_line(paths.console)} (see {paths.console})")
         if time.monotonic() > deadline:
-            raise LabError(f"{name}: no SSH login after {BOOT_TIMEOUT_S:.0f} s (see {paths.console}; is its link cut?)")
+            raise LabError(f"{name}: no SSH login after {BOOT_TIMEOUT_S:.0f} s (see {paths.console})")
         time.sleep(POLL_S)
 
 
@@ -142,8 +147,14 @@ def _last_line(console: Path) -> str:
     return lines[-1].strip() if lines else "it said nothing"
 
 
+def login_command(lab: Lab, name: str, arguments: list[str]) -> list[str]:
+    """Return the command line of ``lab ssh``; ``LabError`` when the host is not running."""
+    supervisor.leader(lab, name)
+    return ssh_command(lab, state.addresses(lab)[name], arguments)
+
+
 def ssh_command(lab: Lab, address: str, arguments: list[str]) -> list[str]:
-    """Return the ssh command line to a host of this lab."""
+    """Return the ssh command line to an address of this lab."""
     options = ["BatchMode=yes", f"UserKnownHostsFile={lab.known_hosts}", "ConnectTimeout=5", "LogLevel=ERROR"]
     flags = [word for option in options for word in ("-o", option)]
     return ["ssh", "-i", str(lab.key), *flags, f"root@{address}", *arguments]
@@ -255,13 +266,20 @@ def reclaim(lab: Lab, name: str) -> None:
 def _end(lab: Lab, name: str) -> None:
     """Kill what is left of a host, and the bridge when no other host of the lab is running."""
     paths = Paths(lab.hosts / name)
-    if supervisor.is_running(paths) and paths.running.exists():
-        # The supervisor first: it would start a dying host again or clean up at the same time.
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            os.kill(json.loads(paths.running.read_text())["supervisor"], signal.SIGKILL)
+    if supervisor.is_running(paths):
+        # PID 1 first: with it the kernel ends all of the host at one moment, as a power cut does. Then nspawn ends and
+        # the supervisor cleans up. What is still there a second later (a boot that had just begun, a host whose nspawn
+        # was killed) goes process by process.
+        with contextlib.suppress(LabError, ProcessLookupError):
+            os.kill(supervisor.leader(lab, name), signal.SIGKILL)
+        begun = time.monotonic()
+        while supervisor.is_running(paths):
+            if time.monotonic() > begun + START_TIMEOUT_S:
+                raise LabError(f"the supervisor of {name} does not end (see {paths.console})")
+            time.sleep(POLL_S)
+            if time.monotonic() > begun + 1:
+                supervisor.kill_group(paths)
     reclaim(lab, name)
-    while supervisor.is_running(paths):
-        time.sleep(POLL_S)
     with locked(lab.state / "lock"):
         if not any(supervisor.is_running(Paths(lab.hosts / other)) for other in lab.specs):
             network.remove([lab.bridge])

@@ -16,6 +16,7 @@ from .settings import Lab
 # 10.64.0.0/10: the part of 10/8 where neither Docker (172.17+, 192.168) nor the usual site networks start counting.
 POOL = ipaddress.ip_network("10.64.0.0/10")
 CANDIDATES = 64
+IFF_UP = 0x1  # net/if.h
 
 
 def candidates(lab_id: str) -> Iterator[ipaddress.IPv4Network]:
@@ -57,9 +58,11 @@ def choose(
 
 
 def subnet(lab: Lab) -> ipaddress.IPv4Network:
-    """Return the lab's subnet and record it beside the addresses; call with the lab's lock held."""
+    """Return the lab's subnet: the one in network.json, unless something else on the machine has taken it meanwhile."""
     record = lab.state / "network.json"
     recorded = json.loads(record.read_text())["subnet"] if record.exists() else None
+    if recorded and exists(lab.bridge):  # hosts may be running with addresses in it
+        return ipaddress.IPv4Network(recorded)
     return choose(lab.id, lab.bridge, parse_routes(Path("/proc/net/route").read_text()), recorded)
 
 
@@ -74,6 +77,12 @@ def ensure_bridge(lab: Lab, network: ipaddress.IPv4Network) -> None:
 def exists(link: str) -> bool:
     """Whether a network interface of this name exists."""
     return Path("/sys/class/net", link).exists()
+
+
+def is_cut(link: str) -> bool:
+    """Whether the link exists and is administratively down."""
+    flags = Path("/sys/class/net", link, "flags")
+    return flags.exists() and not int(flags.read_text(), 16) & IFF_UP
 
 
 def remove(links: Iterable[str]) -> None:

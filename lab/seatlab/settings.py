@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import cgroups
 from .errors import LabError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ class Lab:
     @property
     def cgroup(self) -> str:
         """Name of the directory that holds this lab's hosts in every cgroup hierarchy."""
-        return f"seatfleet-{self.id}"
+        return f"{cgroups.PREFIX}{self.id}"
 
     @property
     def hosts(self) -> Path:

@@ -7,6 +7,7 @@ there is no file to go stale and no process id to be used by somebody else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from .settings import Lab
 # nspawn's exit status when the system in it asked for a reboot (EXIT_FORCE_RESTART); with --keep-unit nobody else acts.
 REBOOT = 133
 OPEN_FILES = 1024  # soft limit, systemd's own default; what this machine's shells have would leak into the host
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 NSPAWN_RUN = Path("/run/systemd/nspawn")
 
 
@@ -70,9 +72,9 @@ class Paths:
         return self.root / "running.json"
 
     @property
-    def groups(self) -> Path:
-        """The host's cgroup directories, the one that names processes first."""
-        return self.root / "cgroups.json"
+    def outside(self) -> Path:
+        """What the host has outside of this directory: its cgroups, the one that names processes first, and files."""
+        return self.root / "outside.json"
 
 
 def is_running(paths: Paths) -> bool:
@@ -116,15 +118,18 @@ def supervise(lab: Lab, name: str) -> None:
     with paths.lock.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         groups = cgroups.create(cgroups.current(), lab.cgroup, machine)
-        write(paths.groups, json.dumps([str(group) for group in groups]))
+        _record(paths, groups, [])
         lower = disk.Stack.read(paths.stack).directories(lab)
         options = disk.overlay_options(lower, paths.upper, paths.work)
         run(["mount", "-t", "overlay", machine, "-o", options, str(paths.mount)])
+        root = paths.mount.stat()
+        _record(paths, groups, [NSPAWN_RUN / "locks" / f"inode-{root.st_dev}:{root.st_ino}"])
         arguments = nspawn(lab, name, paths.mount)
         try:
             _boot_until_off(arguments, groups, paths)
         finally:
             clean(paths, machine, lab.link(spec))
+            _collect_orphans()
 
 
 def nspawn(lab: Lab, name: str, root: Path) -> list[str]:
@@ -160,6 +165,7 @@ def _boot_until_off(arguments: list[str], groups: list[Path], paths: Paths) -> N
 
     child: subprocess.Popen[bytes] | None = None
     signal.signal(signal.SIGTERM, end)
+    _adopt_orphans()
     boots = 0
     status = REBOOT
     while status == REBOOT and not ending:
@@ -170,17 +176,50 @@ def _boot_until_off(arguments: list[str], groups: list[Path], paths: Paths) -> N
         print(f"lab: boot {boots}: nspawn ended with {status}", flush=True)
 
 
+def _adopt_orphans() -> None:
+    """Become the parent of the host's PID 1 when nspawn is killed, so that its end can be collected here.
+
+    The machine's own PID 1 may be something in a container that collects nobody's.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise LabError(f"prctl: {os.strerror(ctypes.get_errno())}")
+
+
+def _collect_orphans() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def _record(paths: Paths, groups: list[Path], files: list[Path]) -> None:
+    write(paths.outside, json.dumps({"groups": list(map(str, groups)), "files": list(map(str, files))}))
+
+
+def _recorded(paths: Paths, kind: str) -> list[Path]:
+    """Return the host's "groups" or "files" outside of its directory; none when it left none."""
+    try:
+        return [Path(path) for path in json.loads(paths.outside.read_text())[kind]]
+    except FileNotFoundError:
+        return []
+
+
+def kill_group(paths: Paths) -> None:
+    """Kill every process of a host."""
+    for group in _recorded(paths, "groups")[:1]:
+        cgroups.kill(group)
+
+
 def clean(paths: Paths, machine: str, link: str) -> None:
     """Remove what a host leaves outside of its directory: processes, link, cgroups, nspawn's runtime directories."""
-    groups = [Path(group) for group in json.loads(paths.groups.read_text())] if paths.groups.exists() else []
-    if groups:
-        cgroups.kill(groups[0])
+    kill_group(paths)
     network.remove([link])
-    cgroups.remove(groups)
+    cgroups.remove(_recorded(paths, "groups"))
+    for file in _recorded(paths, "files"):
+        file.unlink(missing_ok=True)
     for kind in ("propagate", "unix-export"):
         with contextlib.suppress(FileNotFoundError):
             (NSPAWN_RUN / kind / machine).rmdir()
-    paths.groups.unlink(missing_ok=True)
+    paths.outside.unlink(missing_ok=True)
     paths.running.unlink(missing_ok=True)
 
 
@@ -191,11 +230,11 @@ def leader(lab: Lab, name: str) -> int:
     """
     paths = Paths(lab.hosts / name)
     depth = len(_namespace_ids(os.getpid()))
-    if is_running(paths) and paths.groups.exists():
-        for pid in cgroups.processes(Path(json.loads(paths.groups.read_text())[0])):
-            ids = _namespace_ids(pid)
-            if len(ids) == depth + 1 and ids[-1] == 1:
-                return pid
+    groups = _recorded(paths, "groups") if is_running(paths) else []
+    for pid in (pid for group in groups[:1] for pid in cgroups.processes(group)):
+        ids = _namespace_ids(pid)
+        if len(ids) == depth + 1 and ids[-1] == 1:
+            return pid
     raise LabError(f"{name} is not running: start it with 'lab up {name}'")
 
 
