@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT / "lab"))
+from seatlab import cgroups, settings
 
-from seatlab import cgroups, settings  # noqa: E402  (the lab tool is beside the package, not in it)
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class LabUnderTest:
