@@ -617,6 +617,7 @@ class Read:
     seat: Seat | None
     merged: Merged
     findings: Findings
+    values: Mapping[str, Any] = field(default_factory=dict)  # of every field; INVALID where it could not be read
 
 
 def read_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Read:
@@ -636,8 +637,8 @@ def read_seat(name: str, host: str, written: object, presets: Presets | None = N
     values = SEAT.convert(merged.content, (), findings)
     for rule in RULES:
         rule(values, findings)
-    seat = None if findings.wrong or findings.unknown_yet else _build(name, host, values)
-    return Read(seat, merged, findings)
+    complete = not (findings.wrong or findings.unknown_yet or findings.placeholders)
+    return Read(_build(name, host, values) if complete else None, merged, findings, values)
 
 
 def load_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Seat:
@@ -648,8 +649,16 @@ def load_seat(name: str, host: str, written: object, presets: Presets | None = N
     """
     read = read_seat(name, host, written, presets)
     if read.seat is None:
+        for path in (*read.findings.unknown_yet, *read.findings.placeholders):
+            read.findings.add(path, "a value", show(_at(read.merged.content, path)))
         raise ProblemsError(seat_problems(name, host, read, where=lambda path: ".".join(path[:2])))
     return read.seat
+
+
+def _at(content: Any, path: Path) -> object:  # noqa: ANN401 - walks through mappings and lists alike
+    for part in path:
+        content = content[int(part)] if isinstance(content, list) else content[part]
+    return content
 
 
 def seat_problems(name: str, host: str, read: Read, where: Callable[[Path], str]) -> Iterable[Problem]:
@@ -657,9 +666,6 @@ def seat_problems(name: str, host: str, read: Read, where: Callable[[Path], str]
     subject = f"seat {name} on {host}"
     for path, expected, seen in read.findings.wrong:
         yield Problem(where(read.merged.source(path)), subject, ".".join(path), expected, seen)
-    for path in read.findings.unknown_yet:
-        expected = "a value (a template is only known inside a run)"
-        yield Problem(where(read.merged.source(path)), subject, ".".join(path), expected, "an unevaluated template")
 
 
 def _evidence(values: Mapping[str, Any] | None) -> Evidence | None:
