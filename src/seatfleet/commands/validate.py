@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..clients.inventory import Project, read_inventory
-from ..core.fleet import Report, check_fleet, default_planner
+from ..core.fleet import Report, Unchecked, check_fleet, default_planner
 from ..core.seat import Seat
-from ..core.units import format_gib
+from ..core.units import format_size
 
 HELP = "check the inventory: every problem at once, with file and line"
 
@@ -56,44 +56,42 @@ def chosen_seats(report: Report, hosts: Iterable[str] | None) -> list[Seat]:
     return [seat for (host, _), seat in sorted(report.seats.items()) if wanted is None or host in wanted]
 
 
+def skipped(report: Report, hosts: Iterable[str] | None) -> list[Unchecked]:
+    """Return what was not checked on the chosen hosts; entries of a catalogue that no seat uses concern no host."""
+    wanted = None if hosts is None else set(hosts)
+    return sorted(item for item, scope in report.not_checked.items() if (scope if wanted is None else scope & wanted))
+
+
 def as_text(report: Report, hosts: Sequence[str] | None) -> str:
     """Return the table of seats and the list of what was not checked."""
-    seats = chosen_seats(report, hosts)
-    lines = table(
-        ("host", "seat", "model", "release", "gpus", "port", "context", "KV", "drafts", "aliases"),
-        [_row(seat, report) for seat in seats],
-    )
-    skipped = [item for item, scope in sorted(report.not_checked.items()) if hosts is None or scope & set(hosts)]
-    lines += ["", f"{len(seats)} seats, no problem found; {len(skipped)} things not checked:"] if skipped else []
-    lines += [f"  {'blocks a deploy: ' if item.blocks else ''}{item}" for item in skipped]
-    if not skipped:
-        lines += ["", f"{len(seats)} seats, no problem found, everything checked"]
+    seats, items = chosen_seats(report, hosts), skipped(report, hosts)
+    header = ("host", "seat", "model", "release", "gpus", "port", "context", "KV", "drafts", "aliases")
+    lines = table(header, [_row(seat, report) for seat in seats])
+    verdict = f"{len(seats)} seat{'s' if len(seats) != 1 else ''}, no problem found"
+    lines += ["", f"{verdict}, {len(items)} not checked:" if items else f"{verdict}, everything checked"]
+    lines += [f"  {'blocks a deploy: ' if item.blocks else ''}{item}" for item in items]
     return "\n".join(lines)
 
 
 def as_json(report: Report, hosts: Sequence[str] | None) -> str:
     """Return the same for programs."""
-    skipped = [item for item, scope in sorted(report.not_checked.items()) if hosts is None or scope & set(hosts)]
     seats = [
         {"host": seat.host, "seat": seat.name, "model": seat.model, "release": seat.release, "port": seat.port}
         for seat in chosen_seats(report, hosts)
     ]
-    return json.dumps({"seats": seats, "not_checked": [vars(item) for item in skipped]}, indent=2)
+    return json.dumps({"seats": seats, "not_checked": [vars(item) for item in skipped(report, hosts)]}, indent=2)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return lines with columns as wide as their widest cell."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    ]
+    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows))
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def _row(seat: Seat, report: Report) -> tuple[str, ...]:
-    memory = (
-        format_gib(seat.kv_cache_memory) if seat.kv_cache_memory is not None else f"{seat.gpu_memory_utilization:g}"
-    )
+    pin = seat.kv_cache_memory
+    memory = f"{seat.gpu_memory_utilization:g} of the GPU" if pin is None else format_size(pin)
     spec = seat.speculative
     return (
         seat.host,
