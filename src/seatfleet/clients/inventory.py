@@ -85,6 +85,11 @@ class Project:
         """Return True when the file or directory is there."""
         return (self.root / path).exists()
 
+    def manifest_revision(self, path: str) -> str | None:
+        """Return the revision in a model's manifest, None when there is no such file."""
+        file = self.root / path
+        return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
+
     def series_patches(self, series: str) -> Sequence[str] | None:
         """Return the patch names of ``files/patches/<series>/series.yml``, None when there is none."""
         file = self.root / "files/patches" / series / "series.yml"

@@ -101,9 +101,8 @@ MODEL = Record(
         Field(
             "revision",
             Text("a commit: 40 hexadecimal digits", r"[0-9a-f]{40}"),
-            "Exact revision, because a branch moves. Null only for `local:` models, which their manifest identifies.",
+            "Exact revision, because a branch moves; for `local:` models that of their manifest.",
             required=True,
-            nullable=True,
         ),
         Field(
             "quantization",
@@ -113,6 +112,7 @@ MODEL = Record(
         ),
         Field("manifest", _FILE, "List of files with sha256 and size.", required=True),
         Field("mirror", _FILE, "Directory inside the mirror.", nullable=True),
+        Field("resident", Size(), "What the weights take of GPU memory, all GPUs together.", nullable=True),
         Field("license", _SENTENCE, "Licence note.", nullable=True),
         Field("facts", FACTS, "What rules and planner need to know.", default={}),
         Field(
@@ -151,11 +151,6 @@ class Entry:
         """Return a field, or None when it is absent or could not be read."""
         value = self.values.get(field)
         return None if value is INVALID else value
-
-    @property
-    def is_local(self) -> bool:
-        """Whether this is a model that the project makes itself."""
-        return str(self.values.get("repository")).startswith("local:")
 
     def facts(self, field: str) -> Any:  # noqa: ANN401 - the type is that of the field
         """Return one of a model's facts, or None."""

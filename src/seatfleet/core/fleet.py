@@ -86,6 +86,9 @@ class ProjectFiles(Protocol):
     def exists(self, path: str) -> bool:
         """Return True when the file or directory is there."""
 
+    def manifest_revision(self, path: str) -> str | None:
+        """Return the revision that a model's manifest is of, None when there is no such file."""
+
     def series_patches(self, series: str) -> Sequence[str] | None:
         """Return the patch names of a series, None when there is no such series."""
 
@@ -320,8 +323,6 @@ class _Catalogue:
                 def where(path: Path, kind: str = kind, name: str = name) -> str:
                     return self._locate(self._host, (kind, name, *path))
 
-                if kind == "models" and entry.values.get("revision", "") is None and not entry.is_local:
-                    entry.findings.add(("revision",), "a commit: 40 hexadecimal digits", "null")
                 for path, expected, seen in entry.findings.wrong:
                     self._report.add(Problem(where(path), subject, ".".join(path), expected, seen), scope)
                 for path in entry.findings.placeholders:
@@ -369,10 +370,10 @@ def _check_references(
         drafter = _entry(item, catalogue, "models", ("speculative", "model"), spec["model"])
         _check_drafter(item, drafter, add)
         if drafter is not None:
-            _check_file(item, ("speculative", "model"), drafter.get("manifest"), files, report)
+            _check_manifest(item, ("speculative", "model"), drafter, files, report)
     if model is not None:
         _check_model_facts(item, model, method, add)
-        _check_file(item, ("model",), model.get("manifest"), files, report)
+        _check_manifest(item, ("model",), model, files, report)
     if release is not None:
         _check_lock(item, release, hardware, files, report)
         _check_environment(item, release, files, report)
@@ -435,10 +436,18 @@ def _check_pair(item: _Item, model: Entry, release: Entry, method: str | None, a
         add(("release",), expected, f"{release.name!r} without it")
 
 
-def _check_file(item: _Item, at: Path, path: object, files: ProjectFiles | None, report: Report) -> None:
-    """Report a declared file that is not there; it can only be made, not guessed, so it blocks a deploy."""
-    if isinstance(path, str) and files is not None and not files.exists(path):
+def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | None, report: Report) -> None:
+    """Check that the manifest is there (it can only be made, not guessed) and is of the revision in the catalogue."""
+    path, revision = model.get("manifest"), model.get("revision")
+    if not isinstance(path, str) or files is None:
+        return
+    found = files.manifest_revision(path)
+    if found is None:
         report.skip(item.unchecked(at, f"{path} is not there yet", blocks=True), [item.host])
+    elif isinstance(revision, str) and revision != found:
+        where = item.locate(item.host, ("models", model.name, "revision"))
+        problem = Problem(where, f"model {model.name}", "revision", f"{found}, that of {path}", show(revision))
+        report.add(problem, [item.host])
 
 
 def _check_lock(

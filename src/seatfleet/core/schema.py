@@ -345,24 +345,47 @@ OWNED_FLAGS: Mapping[str, str] = {
     "api-key": "nothing: each seat has its own key",
     "config": "nothing: the seat is rendered as that file",
     "fail-on-environ-validation": "nothing: always on where the release has it",
+    "enable-prompt-tokens-details": "nothing: always on, the prefix probe needs it",
+    "shutdown-timeout": "probe.stop_timeout_s",
     "uds": "nothing: a seat listens on its port",
     "root-path": "nothing: the gateway reaches the seat at its root",
     "ssl-keyfile": "nothing: only the gateway and loopback reach the port",
     "ssl-certfile": "nothing: only the gateway and loopback reach the port",
 }
 
+_CACHE = "nothing: the unit keeps its caches in one directory"
+_OFFLINE = "nothing: a seat runs offline"
+
 #: Environment the unit sets itself, with where to say it instead.
 OWNED_ENV: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "gpus",
-    "CUDA_DEVICE_ORDER": "gpus",
-    "NVIDIA_VISIBLE_DEVICES": "gpus",
+    **dict.fromkeys(("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"), "gpus"),
+    **dict.fromkeys(
+        (
+            "CUDA_CACHE_PATH",
+            "FLASHINFER_WORKSPACE_BASE",
+            "HF_HOME",
+            "HOME",
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TRITON_CACHE_DIR",
+            "VLLM_CACHE_ROOT",
+            "VLLM_CONFIG_ROOT",
+            "XDG_CACHE_HOME",
+            "XDG_CONFIG_HOME",
+        ),
+        _CACHE,
+    ),
+    **dict.fromkeys(
+        ("DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS"),
+        _OFFLINE,
+    ),
+    "PATH": "nothing: the release's programs come first",
+    "PYTHONUNBUFFERED": "nothing: the journal needs it",
+    "SEATFLEET_GENERATION": "nothing: the renderer writes it",
+    "SEATFLEET_RELEASE": "nothing: the renderer writes it",
+    "SEATFLEET_SEAT": "nothing: the renderer writes it",
     "VLLM_API_KEY": "nothing: each seat has its own key",
     "VLLM_ATTENTION_BACKEND": "attention_backend",
-    "HOME": "nothing: the unit's cache directory",
-    "XDG_CACHE_HOME": "nothing: the unit's cache directory",
-    "VLLM_CACHE_ROOT": "nothing: the unit's cache directory",
-    "VLLM_CONFIG_ROOT": "nothing: the unit's cache directory",
-    "SEATFLEET_GENERATION": "nothing: the renderer writes it",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "probe.ready_timeout_s",
 }
 
 
