@@ -11,6 +11,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """Why a setting is what it is, so that nobody takes a choice for a measurement.
+
+    ``state`` is one of :data:`seatfleet.core.schema.EVIDENCE_STATES`; ``reference`` names the report or document.
+    """
+
+    state: str
+    note: str
+    reference: str | None = None
+
+    def __str__(self) -> str:
+        """One line for tables: ``unmeasured: k=1..3 not yet compared on this card``."""
+        source = f" ({self.reference})" if self.reference else ""
+        return f"{self.state}: {self.note}{source}"
+
+
+@dataclass(frozen=True)
 class Speculative:
     """``speculative:`` of a seat. ``model`` is a catalogue entry, None for methods without a drafter (mtp, ngram)."""
 
@@ -23,25 +40,28 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Alias:
-    """One model name at the gateway: who may call it, with which sampling defaults."""
+    """One model name at the gateway: who may call it, with which sampling defaults and limits."""
 
     name: str
     keys: tuple[str, ...]
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     chat_template_kwargs: Mapping[str, Any] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     fallback: str | None = None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe expects of a seat.
+    """What the probe expects of a seat, and how long a start, a drain and a stop may take.
 
     ``acceptance`` maps a workload (``count``, ``code``, ``prose``, ``agent``) to the least mean acceptance length; None
-    takes the bands of the method. ``ready_timeout_s`` bounds the wait from start to READY.
+    takes the bands of the method. ``ready_timeout_s`` bounds the wait from start to READY, ``drain_timeout_s`` that
+    for running requests, ``stop_timeout_s`` that from SIGTERM to an empty cgroup.
     """
 
     acceptance: Mapping[str, float] | None = None
     ready_timeout_s: int = 1800
+    drain_timeout_s: int = 300
     stop_timeout_s: int = 120
 
 
@@ -58,12 +78,14 @@ class Seat:
     gpus: tuple[int | str, ...]
     kv_cache_memory: int | None  # bytes
     gpu_memory_utilization: float | None
+    profile: str | None = None
     bind: str = "0.0.0.0"
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     tensor_parallel_size: int = 1
+    kv_cache_why: Evidence | None = None
     speculative: Speculative | None = None
-    speculative_why: str | None = None
+    speculative_why: Evidence | None = None  # set exactly when speculative is None
     prefix_caching: bool = True
     attention_backend: str | None = None
     moe_backend: str | None = None
