@@ -1,0 +1,153 @@
+"""Ansible module: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: seat_rollout
+short_description: Make a host's seats run their staged generations
+version_added: "0.1.0"
+description:
+  - Compares the process of every seat with its wanted generation and restarts exactly those that differ.
+  - A restart stops the seat and proves that it is gone, switches C(current), starts, and waits until the probe has
+    passed. The generation is then marked good.
+  - When a start or its probe fails, the last good generation comes back, and the module fails with the first cause
+    from the journal. Seats after a failed one are left as they are.
+  - One start at a time per host.
+attributes:
+  check_mode:
+    description: Says per seat whether it would restart and why, also on a host that has nothing yet.
+    support: full
+  diff_mode:
+    description: Shows one line per seat that changes.
+    support: full
+options:
+  generations:
+    description:
+      - Rendered generations, from P(seatfleet.fleet.seat_generations#filter), staged with
+        M(seatfleet.fleet.seat_stage).
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      seat:
+        description: Name of the seat.
+        type: str
+        required: true
+      name:
+        description: Name of the generation, 12 hexadecimal digits.
+        type: str
+        required: true
+      release_path:
+        description: Where its release is installed.
+        type: path
+        required: true
+      files:
+        description: File names to texts.
+        type: dict
+        required: true
+  api_keys:
+    description:
+      - API key of each seat, by its name. A seat whose process has another one is restarted.
+    type: dict
+    required: true
+author:
+  - seatfleet developers
+"""
+
+EXAMPLES = r"""
+- name: Roll out the seats that need it
+  seatfleet.fleet.seat_rollout:
+    generations: "{{ __seat_generations }}"
+    api_keys: "{{ __seat_api_keys }}"
+  register: __seat_rollout
+"""
+
+RETURN = r"""
+seats:
+  description: What happened to each seat, or in check mode would happen.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    seat:
+      description: Name of the seat.
+      type: str
+    action:
+      description: V(nothing), V(verify) (probe only), V(start) or V(restart).
+      type: str
+    reasons:
+      description: Why.
+      type: list
+      elements: str
+    repairs:
+      description: What is put right without a restart.
+      type: list
+      elements: str
+    changed:
+      description: Whether anything changed.
+      type: bool
+    wanted:
+      description: The generation that should run.
+      type: str
+    generation:
+      description: The generation that runs afterwards, null when nothing does.
+      type: str
+    ready_s:
+      description: Seconds from the start to READY, null without a start.
+      type: float
+    evidence:
+      description: What the probe found.
+      type: dict
+    pruned:
+      description: Old generations that were removed.
+      type: list
+      elements: str
+    failure:
+      description: The first cause, null when the seat is as wanted.
+      type: str
+    returned_to:
+      description: The good generation that came back after a failure.
+      type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+    foresee,
+    roll_out,
+    summary_line,
+)
+
+GENERATION_OPTIONS = {
+    "seat": {"type": "str", "required": True},
+    "name": {"type": "str", "required": True},
+    "release_path": {"type": "path", "required": True},
+    "files": {"type": "dict", "required": True},
+}
+ARGUMENTS = {
+    "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
+    "api_keys": {"type": "dict", "required": True, "no_log": True},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
+    rendered = [load_generation(values) for values in module.params["generations"]]
+    carry_out = foresee if module.check_mode else roll_out
+    outcomes = carry_out(LocalMachine(), rendered, module.params["api_keys"])
+    changed = [outcome for outcome in outcomes if outcome.changed]
+    result = {
+        "changed": bool(changed),
+        "seats": [outcome.as_dict() for outcome in outcomes],
+        "diff": {"prepared": "".join(f"{summary_line(outcome)}\n" for outcome in changed)},
+    }
+    failures = [f"seat {outcome.seat}: {outcome.failure}" for outcome in outcomes if outcome.failure]
+    if failures:
+        module.fail_json(msg="; ".join(failures), **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

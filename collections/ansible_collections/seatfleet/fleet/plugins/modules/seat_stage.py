@@ -1,0 +1,122 @@
+"""Ansible module: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: seat_stage
+short_description: Write the generations and API keys of a host's seats
+version_added: "0.1.0"
+description:
+  - Writes the configuration of every seat of a host below C(/etc/vllm/seats), one directory per generation, and the
+    seats' API key files.
+  - Nothing that runs is touched. M(seatfleet.fleet.seat_rollout) makes a seat use what was staged.
+attributes:
+  check_mode:
+    description: Says what would be written, also on a host that has nothing yet.
+    support: full
+  diff_mode:
+    description: Compares the wanted files with those that serve now. API keys are never shown.
+    support: full
+options:
+  generations:
+    description:
+      - Rendered generations, from P(seatfleet.fleet.seat_generations#filter).
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      seat:
+        description: Name of the seat.
+        type: str
+        required: true
+      name:
+        description: Name of the generation, 12 hexadecimal digits.
+        type: str
+        required: true
+      release_path:
+        description: Where its release is installed.
+        type: path
+        required: true
+      files:
+        description: File names to texts.
+        type: dict
+        required: true
+  api_keys:
+    description:
+      - API key of each seat, by its name.
+    type: dict
+    required: true
+author:
+  - seatfleet developers
+"""
+
+EXAMPLES = r"""
+- name: Stage the generations of all seats
+  seatfleet.fleet.seat_stage:
+    generations: "{{ __seat_generations }}"
+    api_keys: "{{ __seat_api_keys }}"
+"""
+
+RETURN = r"""
+seats:
+  description: What was staged, one entry per seat.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    seat:
+      description: Name of the seat.
+      type: str
+    generation:
+      description: Name of the staged generation.
+      type: str
+    created:
+      description: Whether the generation was not on the host yet.
+      type: bool
+unmanaged:
+  description: Seats that are on the host and that nobody declares any more.
+  returned: always
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.staging import stage_host, unmanaged
+
+GENERATION_OPTIONS = {
+    "seat": {"type": "str", "required": True},
+    "name": {"type": "str", "required": True},
+    "release_path": {"type": "path", "required": True},
+    "files": {"type": "dict", "required": True},
+}
+ARGUMENTS = {
+    "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
+    "api_keys": {"type": "dict", "required": True, "no_log": True},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
+    rendered = [load_generation(values) for values in module.params["generations"]]
+    try:
+        staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
+    except GenerationError as error:
+        module.fail_json(msg=str(error))
+    headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
+    module.exit_json(
+        changed=any(seat.changed for seat in staged),
+        seats=[{"seat": seat.seat, "generation": seat.generation, "created": seat.created} for seat in staged],
+        unmanaged=unmanaged([seat.seat for seat in staged]),
+        diff=[
+            {"before_header": header, "after_header": header, "before": seat.before, "after": seat.after}
+            for header, seat in zip(headers, staged, strict=True)
+            if seat.changed
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

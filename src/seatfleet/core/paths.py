@@ -1,0 +1,61 @@
+"""Where things live on a host. One place, so that the unit, the modules and the command line agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNIT_PREFIX = "vllm-seat-"
+FIREWALL_UNIT = "seatfleet-firewall.service"
+SERVICE_USER = "vllm"
+API_KEY_FILE = "api-key.env"
+SEATS = "/etc/vllm/seats"
+CACHE = "/var/cache/vllm"
+TOOLBOX = "/opt/vllm/toolbox"
+
+
+def unit_name(seat: str) -> str:
+    """Return the systemd unit of a seat, for example ``vllm-seat-flash-next.service``."""
+    return f"{UNIT_PREFIX}{seat}.service"
+
+
+@dataclass(frozen=True)
+class SeatPaths:
+    """The files of one seat; ``root`` is ``/`` except in tests."""
+
+    seat: str
+    root: Path = Path("/")
+
+    @property
+    def home(self) -> Path:
+        """The seat's own directory: generations, ``current``, ``previous`` and the API key."""
+        return self.root / SEATS.lstrip("/") / self.seat
+
+    @property
+    def generations(self) -> Path:
+        """The directory that holds one directory per generation."""
+        return self.home / "generations"
+
+    def generation(self, name: str) -> Path:
+        """Return the directory of one generation (12 hex digits)."""
+        return self.generations / name
+
+    @property
+    def current(self) -> Path:
+        """Link to the generation that the unit starts."""
+        return self.home / "current"
+
+    @property
+    def previous(self) -> Path:
+        """Link to the last good generation before the current one."""
+        return self.home / "previous"
+
+    @property
+    def api_key(self) -> Path:
+        """The environment file with ``VLLM_API_KEY``, mode 0600."""
+        return self.home / API_KEY_FILE
+
+    @property
+    def unit(self) -> Path:
+        """The installed unit, a copy of the current generation's."""
+        return self.root / "etc/systemd/system" / unit_name(self.seat)

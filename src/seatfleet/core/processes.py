@@ -1,0 +1,226 @@
+"""What really runs: the unit as systemd sees it, its process from ``/proc``, and who listens on the seat's port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+# The properties that `systemctl show` is asked for; parse_show() needs all of them.
+PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "NRestarts",
+    "ControlGroup",
+    "UnitFileState",
+    "NeedDaemonReload",
+    "DropInPaths",
+    "ExecMainStatus",
+)
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """A unit as ``systemctl show`` describes it."""
+
+    load: str
+    active: str
+    sub: str
+    result: str
+    main_pid: int
+    restarts: int
+    control_group: str
+    enabled: bool
+    needs_reload: bool
+    drop_ins: tuple[str, ...]
+    exit_status: int
+
+    @property
+    def installed(self) -> bool:
+        """Whether systemd has a unit file for it."""
+        return self.load == "loaded"
+
+    @property
+    def running(self) -> bool:
+        """Whether the main process is there and is not on its way out."""
+        return self.active == "active" and self.sub == "running" and self.main_pid > 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the process ended since the last start by hand: dead, failed, or waiting for a restart."""
+        return self.active in {"failed", "inactive"} or self.sub.startswith("auto-restart") or self.restarts > 0
+
+    def __str__(self) -> str:
+        """How messages show it: ``failed (exit-code, status 1, 3 restarts)``."""
+        if not self.installed:
+            return "not installed"
+        details = [self.sub] if self.sub not in {self.active, "dead"} else []
+        if self.result != "success":
+            details += [self.result, f"status {self.exit_status}"]
+        if self.restarts:
+            details.append(f"{self.restarts} restart{'s' if self.restarts != 1 else ''}")
+        return f"{self.active} ({', '.join(details)})" if details else self.active
+
+
+@dataclass(frozen=True)
+class Process:
+    """A running process. ``environ`` holds secrets and stays out of every message."""
+
+    pid: int
+    argv: tuple[str, ...]
+    environ: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A process that listens on a port; ``pid`` is None when its owner cannot be seen (another PID namespace)."""
+
+    pid: int | None
+    command: str
+    ours: bool
+
+    def __str__(self) -> str:
+        """How messages show it."""
+        return f"pid {self.pid} ({self.command})" if self.pid else "a process that cannot be seen from here"
+
+
+@dataclass(frozen=True)
+class SeatState:
+    """All that is known about a seat on its host at one moment."""
+
+    unit: UnitState
+    process: Process | None
+    pids: tuple[int, ...]
+    listeners: tuple[Listener, ...]
+
+    @property
+    def foreign_listeners(self) -> tuple[Listener, ...]:
+        """Who listens on the seat's port and is no part of the seat."""
+        return tuple(listener for listener in self.listeners if not listener.ours)
+
+    @property
+    def listening(self) -> bool:
+        """Whether a process of the seat itself listens on its port."""
+        return any(listener.ours for listener in self.listeners)
+
+
+def parse_show(text: str) -> UnitState:
+    """Read the output of ``systemctl show --property=...`` with :data:`PROPERTIES`.
+
+    Raises:
+        KeyError: systemd left a property out.
+    """
+    properties = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return UnitState(
+        load=properties["LoadState"],
+        active=properties["ActiveState"],
+        sub=properties["SubState"],
+        result=properties.get("Result", "success"),
+        main_pid=int(properties.get("MainPID") or 0),
+        restarts=int(properties.get("NRestarts") or 0),
+        control_group=properties["ControlGroup"],
+        enabled=properties["UnitFileState"] == "enabled",
+        needs_reload=properties["NeedDaemonReload"] == "yes",
+        drop_ins=tuple(properties["DropInPaths"].split()),
+        exit_status=int(properties.get("ExecMainStatus") or 0),
+    )
+
+
+def read_seat(unit: UnitState, port: int, proc: Path = PROC) -> SeatState:
+    """Add to a unit's state what ``/proc`` knows about its processes and about the port."""
+    pids = cgroup_pids(unit.control_group, proc)
+    process = read_process(unit.main_pid, proc) if unit.main_pid else None
+    return SeatState(unit, process, pids, listeners(port, pids, proc))
+
+
+def read_process(pid: int, proc: Path = PROC) -> Process | None:
+    """Return one process, None when it has ended meanwhile."""
+    try:
+        argv = _words(proc / str(pid) / "cmdline")
+        environ = _words(proc / str(pid) / "environ")
+    except OSError:
+        return None
+    return Process(pid, argv, dict(word.split("=", 1) for word in environ if "=" in word))
+
+
+def cgroup_pids(control_group: str, proc: Path = PROC) -> tuple[int, ...]:
+    """Return the processes in a control group and below it, whatever the hierarchy's version and mount point."""
+    if not control_group:
+        return ()
+    return tuple(pid for pid in _all_pids(proc) if _in_group(proc / str(pid) / "cgroup", control_group))
+
+
+def listeners(port: int, ours: Iterable[int], proc: Path = PROC) -> tuple[Listener, ...]:
+    """Return who listens on a TCP port: the seat's own processes first, then anybody else.
+
+    The whole of ``/proc`` is searched only for sockets that none of the seat's own processes holds.
+    """
+    inodes = _listening_inodes(port, proc)
+    found = []
+    for pid, is_ours in ((pid, True) for pid in ours):
+        held = inodes & _socket_inodes(pid, proc)
+        if held:
+            found.append(Listener(pid, _command(pid, proc), is_ours))
+        inodes -= held
+    for pid in _all_pids(proc) if inodes else ():
+        held = inodes & _socket_inodes(pid, proc)
+        if held:
+            found.append(Listener(pid, _command(pid, proc), False))
+        inodes -= held
+    return (*found, *(Listener(None, "", False) for _ in inodes))
+
+
+def _listening_inodes(port: int, proc: Path) -> set[str]:
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / table).read_text().splitlines()[1:]
+        except FileNotFoundError:  # no IPv6 on this host
+            continue
+        for line in lines:
+            columns = line.split()
+            if columns[3] == _LISTEN and int(columns[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(columns[9])
+    return inodes
+
+
+def _socket_inodes(pid: int, proc: Path) -> set[str]:
+    inodes = set()
+    try:
+        for entry in (proc / str(pid) / "fd").iterdir():
+            try:
+                target = str(entry.readlink())
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    except OSError:  # the process has ended
+        pass
+    return inodes
+
+
+def _in_group(path: Path, control_group: str) -> bool:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return False
+    groups = {line.split(":", 2)[2] for line in lines}
+    return any(group == control_group or group.startswith(f"{control_group}/") for group in groups)
+
+
+def _all_pids(proc: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+
+
+def _words(path: Path) -> tuple[str, ...]:
+    return tuple(path.read_bytes().decode(errors="replace").rstrip("\0").split("\0"))
+
+
+def _command(pid: int, proc: Path) -> str:
+    process = read_process(pid, proc)
+    return " ".join(process.argv)[:120] if process else ""

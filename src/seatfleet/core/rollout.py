@@ -1,0 +1,357 @@
+"""One path for deploy, upgrade, rollback and repair of a seat on its host, with automatic return.
+
+The order is that of ``docs``' life of a seat: decide from what runs, check everything that can be checked while the
+old process serves, stop, switch, start, READY and probe, mark good. Whatever fails after the stop brings the last good
+generation back and is still a failure. All I/O beyond the seat's own files goes through a :class:`Machine`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import generations
+from .decision import Action, Decision, OnDisk, Wanted, decide, digest
+from .files import umask, write_atomic
+from .journal import first_cause
+from .paths import SeatPaths
+from .processes import SeatState, UnitState
+from .render import GENERATION_VARIABLE, MANIFEST_FILE, Generation
+
+# Between two looks at a starting seat; the probe has its own clock.
+POLL_S = 1.0
+# What READY, identity, canary and acceptance may take beyond the seat's own ready_timeout_s.
+PROBE_MARGIN_S = 600
+# systemd sends SIGKILL at TimeoutStopSec; the kernel may need a moment to take back what a GPU process holds.
+KILL_MARGIN_S = 30
+KEEP_GENERATIONS = 5
+
+
+class RolloutError(Exception):
+    """A step failed; the message is the cause in words an operator can act on."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """How a probe ended: ``evidence`` is its JSON output, ``message`` what it said on standard error."""
+
+    passed: bool
+    evidence: Mapping[str, Any]
+    message: str = ""
+
+
+class ProbeRun(Protocol):
+    """A probe under way."""
+
+    def poll(self) -> ProbeResult | None:
+        """Return the result, None while it runs."""
+
+
+class Machine(Protocol):
+    """What a rollout needs from the host; tests use one that refuses every call it does not expect."""
+
+    def unit_state(self, unit: str) -> UnitState:
+        """Ask systemd about a unit."""
+
+    def seat_state(self, unit: UnitState, port: int) -> SeatState:
+        """Look at the unit's processes and at the port."""
+
+    def stop(self, unit: str, timeout_s: float) -> None:
+        """Stop a unit and wait; no error when the time is over."""
+
+    def kill(self, unit: str) -> None:
+        """Send SIGKILL to everything in the unit's control group."""
+
+    def start(self, unit: str) -> None:
+        """Start a unit; RolloutError when its command could not be executed."""
+
+    def install(self, unit: str) -> None:
+        """Make systemd read its unit files again and start the unit at boot; forget earlier failed starts."""
+
+    def disable(self, unit: str) -> None:
+        """Do not start the unit at boot."""
+
+    def journal(self, unit: str, since: float) -> Iterable[str]:
+        """Return the unit's messages since a time (seconds since the epoch)."""
+
+    def probe(self, manifest: Path) -> AbstractContextManager[ProbeRun]:
+        """Start the probe of a generation; at the end of the context it is ended."""
+
+    def missing(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return what a start would need and the host does not have, in words."""
+
+    def start_lock(self) -> AbstractContextManager[None]:
+        """One start at a time per host: parallel starts measure each other's memory."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    def monotonic(self) -> float:
+        """Return a clock that only goes forward, in seconds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to one seat. ``generation`` is what its process runs afterwards, None when nothing runs."""
+
+    seat: str
+    action: Action
+    reasons: tuple[str, ...]
+    wanted: str
+    generation: str | None
+    changed: bool
+    repairs: tuple[str, ...] = ()
+    ready_s: float | None = None
+    expected_s: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    pruned: tuple[str, ...] = ()
+    failure: str | None = None
+    returned_to: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a module's result."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()} | {
+            "action": str(self.action),
+            "evidence": dict(self.evidence),
+        }
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The rollout of one seat to one generation."""
+
+    machine: Machine
+    paths: SeatPaths
+    wanted: Wanted
+    keep: int = KEEP_GENERATIONS
+
+    def decide(self) -> Decision:
+        """Say what the seat needs, changing nothing; also for a host where nothing is there yet."""
+        return decide(self.wanted, self._state(), self._on_disk())
+
+    def foresee(self) -> Outcome:
+        """Say what :meth:`run` would do, and how long the last starts took."""
+        decision = self.decide()
+        expected_s = self._expected_s() if decision.restarts else None
+        return self._outcome(decision, changed=decision.changes, expected_s=expected_s)
+
+    def run(self) -> Outcome:
+        """Bring the seat to the wanted generation, or back to where it was; never raises for a seat that fails."""
+        decision = self.decide()
+        if not decision.restarts:
+            return self._settle(decision)
+        obstacles = self._obstacles()
+        if obstacles:
+            return self._outcome(decision, changed=False, failure="nothing was touched: " + "; ".join(obstacles))
+        with self.machine.start_lock():
+            return self._replace(decision)
+
+    def _settle(self, decision: Decision) -> Outcome:
+        """Repair files and links beside a process that is as wanted, and probe it when nobody has yet."""
+        if decision.repairs:
+            self._install(self.wanted.generation)
+        if decision.action is Action.NOTHING:
+            return self._outcome(decision, changed=decision.changes, pruned=self._prune())
+        try:
+            ready_s, evidence = self._prove(self.wanted.generation, time.time())
+        except RolloutError as error:
+            with self.machine.start_lock():
+                return self._give_back(decision, str(error), (None, generations.link_target(self.paths.previous)))
+        return self._good(decision, ready_s, evidence)
+
+    def _replace(self, decision: Decision) -> Outcome:
+        before = (generations.link_target(self.paths.current), generations.link_target(self.paths.previous))
+        try:
+            self._stop()
+        except RolloutError as error:
+            # The old links still stand, and so does whatever would not stop.
+            return self._outcome(decision, changed=True, failure=str(error))
+        try:
+            ready_s, evidence = self._start(self.wanted.generation)
+        except RolloutError as error:
+            return self._give_back(decision, str(error), before)
+        return self._good(decision, ready_s, evidence)
+
+    def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any]) -> Outcome:
+        generations.mark_good(self.paths, self.wanted.generation, evidence)
+        return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=self._prune())
+
+    def _give_back(self, decision: Decision, cause: str, before: tuple[str | None, str | None]) -> Outcome:
+        """Bring the last good generation back after a failure."""
+        target = next(
+            (name for name in before if name and name != self.wanted.generation and self._is_good(name)), None
+        )
+        try:
+            self._stop()
+            if target is None:
+                self.machine.disable(self.wanted.unit)
+                failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
+                return self._outcome(decision, changed=True, failure=failure)
+            ready_s, _ = self._start(target)
+        except RolloutError as error:
+            failure = f"{cause}. Generation {target or '-'} did not come back either: {error}"
+            return self._outcome(decision, changed=True, failure=failure)
+        generations.point(self.paths.previous, before[1])
+        failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
+        return self._outcome(decision, changed=True, ready_s=ready_s, failure=failure, returned_to=target)
+
+    def _is_good(self, name: str) -> bool:
+        return generations.is_good(self.paths, name)
+
+    def _stop(self) -> None:
+        """Stop the seat and prove it: nothing in its control group, nobody on its port."""
+        limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
+        self.machine.stop(self.wanted.unit, limit)
+        if self._state().pids:
+            self.machine.kill(self.wanted.unit)
+        deadline = self.machine.monotonic() + KILL_MARGIN_S
+        while (state := self._state()).pids or state.listeners:
+            if self.machine.monotonic() >= deadline:
+                raise RolloutError(_still_there(state, self.wanted.port))
+            self.machine.sleep(POLL_S / 4)
+
+    def _start(self, name: str) -> tuple[float, Mapping[str, Any]]:
+        self._install(name)
+        since = time.time()
+        try:
+            self.machine.start(self.wanted.unit)
+        except RolloutError as error:
+            raise RolloutError(self._cause(since) or str(error)) from error
+        return self._prove(name, since)
+
+    def _install(self, name: str) -> None:
+        generations.switch(self.paths, name)
+        text = generations.read_unit(self.paths, name)
+        if text is None:
+            raise RolloutError(f"{self.paths.generation(name)} has no unit file: somebody removed it")
+        if _read(self.paths.unit) != text:
+            write_atomic(self.paths.unit, text)
+        self.machine.install(self.wanted.unit)
+
+    def _prove(self, name: str, since: float) -> tuple[float, Mapping[str, Any]]:
+        """Probe a generation, and notice when the process ends instead of waiting for the probe's own limit."""
+        manifest = generations.read_manifest(self.paths, name) or self.wanted.manifest
+        begin = self.machine.monotonic()
+        limit = float(manifest["probe"]["ready_timeout_s"]) + PROBE_MARGIN_S
+        with self.machine.probe(self.paths.generation(name) / MANIFEST_FILE) as run:
+            while (result := run.poll()) is None:
+                unit = self.machine.unit_state(self.wanted.unit)
+                if unit.gave_up:
+                    raise RolloutError(self._cause(since) or f"the process ended: the unit is {unit}")
+                if self.machine.monotonic() - begin > limit:
+                    raise RolloutError(self._cause(since) or f"the probe did not end within {limit:.0f} s")
+                self.machine.sleep(POLL_S)
+        if not result.passed:
+            raise RolloutError(result.message or self._cause(since) or "the probe failed without saying why")
+        ready_s = result.evidence.get("ready_s")
+        elapsed = self.machine.monotonic() - begin
+        return float(ready_s) if isinstance(ready_s, (int, float)) else elapsed, result.evidence
+
+    def _cause(self, since: float) -> str | None:
+        return first_cause(self.machine.journal(self.wanted.unit, since))
+
+    def _obstacles(self) -> list[str]:
+        """Return why a start would fail, as far as that can be known while the old process still serves."""
+        found = []
+        plan = generations.plan_stage(self.paths, self.wanted.generation, {})
+        if plan.create:
+            found.append(f"{self.paths.generation(self.wanted.generation)} is not staged: run seat_stage first")
+        found += self.machine.missing(self.wanted.manifest)
+        for listener in self._state().foreign_listeners:
+            found.append(f"port {self.wanted.port} is held by {listener}: stop it or give the seat another port")
+        return found
+
+    def _state(self) -> SeatState:
+        return self.machine.seat_state(self.machine.unit_state(self.wanted.unit), self.wanted.port)
+
+    def _on_disk(self) -> OnDisk:
+        process = self._state().process
+        running = process.environ.get(GENERATION_VARIABLE) if process else None
+        return OnDisk(
+            current=generations.link_target(self.paths.current),
+            good=generations.is_good(self.paths, self.wanted.generation),
+            unit_text=_read(self.paths.unit),
+            running_manifest=generations.read_manifest(self.paths, running) if running else None,
+        )
+
+    def _expected_s(self) -> float | None:
+        """Return how long the wanted generation, or else the current one, took to be READY the last time."""
+        for name in (self.wanted.generation, generations.link_target(self.paths.current)):
+            ready_s = generations.read_evidence(self.paths, name).get("ready_s") if name else None
+            if isinstance(ready_s, (int, float)):
+                return float(ready_s)
+        return None
+
+    def _prune(self) -> tuple[str, ...]:
+        doomed = generations.prunable(self.paths, self.keep, {self.wanted.generation})
+        generations.prune(self.paths, doomed)
+        return tuple(doomed)
+
+    def _outcome(self, decision: Decision, *, changed: bool, **more: Any) -> Outcome:  # noqa: ANN401
+        process = self._state().process
+        return Outcome(
+            seat=self.paths.seat,
+            action=decision.action,
+            reasons=decision.reasons,
+            repairs=decision.repairs,
+            wanted=self.wanted.generation,
+            generation=process.environ.get(GENERATION_VARIABLE) if process else None,
+            changed=changed,
+            **more,
+        )
+
+
+def roll_out(
+    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+) -> list[Outcome]:
+    """Roll out the seats of a host one after the other; after the first failure the others are left as they are."""
+    outcomes: list[Outcome] = []
+    with umask(0o022):
+        for generation in rendered:
+            outcomes.append(_rollout(machine, generation, api_keys, root).run())
+            if outcomes[-1].failure:
+                break
+    return outcomes
+
+
+def foresee(
+    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+) -> list[Outcome]:
+    """Return what :func:`roll_out` would do, changing nothing; also on a host where nothing is installed yet."""
+    return [_rollout(machine, generation, api_keys, root).foresee() for generation in rendered]
+
+
+def summary_line(outcome: Outcome) -> str:
+    """Return one line for people: what happens to the seat, why, and how long callers will notice."""
+    what = {Action.NOTHING: "no restart", Action.VERIFY: "no restart, probe only"}.get(outcome.action, outcome.action)
+    why = "; ".join((*outcome.reasons, *outcome.repairs))
+    duration = f", about {outcome.expected_s:.0f} s" if outcome.expected_s else ""
+    return f"seat {outcome.seat}: {what}{duration}: {why}"
+
+
+def _rollout(machine: Machine, generation: Generation, api_keys: Mapping[str, str], root: Path = Path("/")) -> Rollout:
+    """Return the rollout of one rendered generation."""
+    unit_text = generation.files[str(generation.manifest["unit"])]
+    wanted = Wanted(generation.name, generation.manifest, unit_text, digest(api_keys[generation.seat]))
+    return Rollout(machine, SeatPaths(generation.seat, root), wanted)
+
+
+def _still_there(state: SeatState, port: int) -> str:
+    parts = []
+    if state.pids:
+        parts.append(f"processes {', '.join(map(str, state.pids))} of the seat do not end, SIGKILL included")
+    if state.listeners:
+        parts.append(f"port {port} is still held by {', '.join(map(str, state.listeners))}")
+    return "the seat does not stop: " + "; ".join(parts)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
