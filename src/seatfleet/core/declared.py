@@ -81,7 +81,8 @@ def same(declared: object, seen: object) -> bool:
         return all(key in right and same(value, right[key]) for key, value in left.items())
     if isinstance(right, list) and not isinstance(left, list):
         left = [left]
-    return bool(left == right)
+    # 1 == True in Python; a flag set to true is not the number 1
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)
 
 
 def compare(
