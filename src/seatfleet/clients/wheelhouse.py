@@ -165,7 +165,7 @@ def _choose(package: Mapping[str, Any], recipe: Recipe) -> Pin:
 
 
 def _shim_pin(shim: Shim, scratch: Path) -> Pin:
-    return pin_of(wheels.build_shim(scratch, shim.name, shim.version, shim.requires), "shim")
+    return pin_of(wheels.build_shim(scratch, shim.name, shim.version, shim.requires), "built")
 
 
 def pin_of(path: Path, origin: Origin) -> Pin:
@@ -365,7 +365,7 @@ def build_toolbox(project: Path, requirements: Path, target: Target, root: Path,
         _pip_download(requirements, target, staging, report)
     pins = [pin_of(path, "index") for path in sorted(staging.glob("*.whl"))]
     own = wheels.build_project(project, staging)
-    lock = Lock(target, (*(pin for pin in pins if pin.file != own.name), pin_of(own, "shim")))
+    lock = Lock(target, (*(pin for pin in pins if pin.file != own.name), pin_of(own, "built")))
     if is_complete(final, lock):
         shutil.rmtree(staging)
         report(f"toolbox {name}: unchanged in {final}")

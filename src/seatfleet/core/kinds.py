@@ -53,6 +53,7 @@ class Findings:
 
     wrong: list[tuple[Path, str, str]] = field(default_factory=list)
     unknown_yet: list[Path] = field(default_factory=list)
+    placeholders: list[Path] = field(default_factory=list)
 
     def add(self, path: Path, expected: str, seen: str) -> Checked:
         """Record a fault and return :data:`INVALID`, so that a kind can ``return findings.add(...)``."""
@@ -77,9 +78,12 @@ class Kind:
         raise NotImplementedError
 
     def read(self, value: object, at: Path, findings: Findings) -> Checked:
-        """Convert a value unless Ansible has yet to evaluate it."""
+        """Convert a value unless Ansible has yet to evaluate it, or its owner has yet to fill it in."""
         if is_template(value):
             findings.unknown_yet.append(at)
+            return INVALID
+        if is_placeholder(value):
+            findings.placeholders.append(at)
             return INVALID
         return self.convert(value, at, findings)
 

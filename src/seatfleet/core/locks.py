@@ -20,8 +20,8 @@ from typing import Literal
 
 from .problems import Problem, ProblemsError
 
-Origin = Literal["index", "local", "shim"]
-ORIGINS: tuple[Origin, ...] = ("index", "local", "shim")
+Origin = Literal["index", "local", "built"]
+ORIGINS: tuple[Origin, ...] = ("index", "local", "built")
 ARCHITECTURES = ("x86_64", "aarch64")
 
 _TARGET = re.compile(r"# target: cp3(?P<minor>[0-9]+) (?P<architecture>\S+) manylinux_2_(?P<glibc>[0-9]+)")

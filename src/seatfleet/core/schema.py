@@ -345,24 +345,47 @@ OWNED_FLAGS: Mapping[str, str] = {
     "api-key": "nothing: each seat has its own key",
     "config": "nothing: the seat is rendered as that file",
     "fail-on-environ-validation": "nothing: always on where the release has it",
+    "enable-prompt-tokens-details": "nothing: always on, the prefix probe needs it",
+    "shutdown-timeout": "probe.stop_timeout_s",
     "uds": "nothing: a seat listens on its port",
     "root-path": "nothing: the gateway reaches the seat at its root",
     "ssl-keyfile": "nothing: only the gateway and loopback reach the port",
     "ssl-certfile": "nothing: only the gateway and loopback reach the port",
 }
 
+_CACHE = "nothing: the unit keeps its caches in one directory"
+_OFFLINE = "nothing: a seat runs offline"
+
 #: Environment the unit sets itself, with where to say it instead.
 OWNED_ENV: Mapping[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "gpus",
-    "CUDA_DEVICE_ORDER": "gpus",
-    "NVIDIA_VISIBLE_DEVICES": "gpus",
+    **dict.fromkeys(("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"), "gpus"),
+    **dict.fromkeys(
+        (
+            "CUDA_CACHE_PATH",
+            "FLASHINFER_WORKSPACE_BASE",
+            "HF_HOME",
+            "HOME",
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TRITON_CACHE_DIR",
+            "VLLM_CACHE_ROOT",
+            "VLLM_CONFIG_ROOT",
+            "XDG_CACHE_HOME",
+            "XDG_CONFIG_HOME",
+        ),
+        _CACHE,
+    ),
+    **dict.fromkeys(
+        ("DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS"),
+        _OFFLINE,
+    ),
+    "PATH": "nothing: the release's programs come first",
+    "PYTHONUNBUFFERED": "nothing: the journal needs it",
+    "SEATFLEET_GENERATION": "nothing: the renderer writes it",
+    "SEATFLEET_RELEASE": "nothing: the renderer writes it",
+    "SEATFLEET_SEAT": "nothing: the renderer writes it",
     "VLLM_API_KEY": "nothing: each seat has its own key",
     "VLLM_ATTENTION_BACKEND": "attention_backend",
-    "HOME": "nothing: the unit's cache directory",
-    "XDG_CACHE_HOME": "nothing: the unit's cache directory",
-    "VLLM_CACHE_ROOT": "nothing: the unit's cache directory",
-    "VLLM_CONFIG_ROOT": "nothing: the unit's cache directory",
-    "SEATFLEET_GENERATION": "nothing: the renderer writes it",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "probe.ready_timeout_s",
 }
 
 
@@ -617,6 +640,7 @@ class Read:
     seat: Seat | None
     merged: Merged
     findings: Findings
+    values: Mapping[str, Any] = field(default_factory=dict)  # of every field; INVALID where it could not be read
 
 
 def read_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Read:
@@ -636,8 +660,8 @@ def read_seat(name: str, host: str, written: object, presets: Presets | None = N
     values = SEAT.convert(merged.content, (), findings)
     for rule in RULES:
         rule(values, findings)
-    seat = None if findings.wrong or findings.unknown_yet else _build(name, host, values)
-    return Read(seat, merged, findings)
+    complete = not (findings.wrong or findings.unknown_yet or findings.placeholders)
+    return Read(_build(name, host, values) if complete else None, merged, findings, values)
 
 
 def load_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Seat:
@@ -648,8 +672,16 @@ def load_seat(name: str, host: str, written: object, presets: Presets | None = N
     """
     read = read_seat(name, host, written, presets)
     if read.seat is None:
+        for path in (*read.findings.unknown_yet, *read.findings.placeholders):
+            read.findings.add(path, "a value", show(_at(read.merged.content, path)))
         raise ProblemsError(seat_problems(name, host, read, where=lambda path: ".".join(path[:2])))
     return read.seat
+
+
+def _at(content: Any, path: Path) -> object:  # noqa: ANN401 - walks through mappings and lists alike
+    for part in path:
+        content = content[int(part)] if isinstance(content, list) else content[part]
+    return content
 
 
 def seat_problems(name: str, host: str, read: Read, where: Callable[[Path], str]) -> Iterable[Problem]:
@@ -657,9 +689,6 @@ def seat_problems(name: str, host: str, read: Read, where: Callable[[Path], str]
     subject = f"seat {name} on {host}"
     for path, expected, seen in read.findings.wrong:
         yield Problem(where(read.merged.source(path)), subject, ".".join(path), expected, seen)
-    for path in read.findings.unknown_yet:
-        expected = "a value (a template is only known inside a run)"
-        yield Problem(where(read.merged.source(path)), subject, ".".join(path), expected, "an unevaluated template")
 
 
 def _evidence(values: Mapping[str, Any] | None) -> Evidence | None:

@@ -28,3 +28,8 @@ def parse_size(text: object) -> int:
 def format_gib(size: int) -> str:
     """Return bytes as GiB with two decimals, for messages: ``14.00 GiB``."""
     return f"{size / GIB:.2f} GiB"
+
+
+def format_size(size: int) -> str:
+    """Return bytes as an operator writes them, ``14GiB`` or ``512MiB``, rounded down to whole MiB."""
+    return f"{size // GIB}GiB" if size % GIB == 0 else f"{size // MIB}MiB"

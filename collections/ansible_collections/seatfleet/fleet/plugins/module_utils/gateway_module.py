@@ -1,0 +1,63 @@
+"""What the modules that talk to the gateway share: connection options, the connection, and how failures end."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+
+try:
+    from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients import gateway_sync as sync
+except ImportError:
+    sync = None
+    HTTPX_ERROR: str | None = traceback.format_exc()
+else:
+    HTTPX_ERROR = None
+
+CONNECTION: dict[str, dict[str, Any]] = {
+    "url": {"type": "str", "required": True},
+    "admin_key": {"type": "str", "required": True, "no_log": True},
+    "ca_file": {"type": "path"},
+    "timeout_s": {"type": "float", "default": 30.0},
+    "host": {"type": "str", "required": True},
+}
+
+
+@contextmanager
+def gateway_of(module: AnsibleModule, left_undone: Iterable[str]) -> Iterator[Any]:
+    """Yield a :class:`Gateway`; a gateway that is down ends the module with the list of what was left undone."""
+    if HTTPX_ERROR is not None:
+        module.fail_json(msg=missing_required_lib("httpx"), exception=HTTPX_ERROR)
+    params: Mapping[str, Any] = module.params
+    undone = list(left_undone)
+    try:
+        with sync.Gateway(
+            params["url"], params["admin_key"], timeout_s=params["timeout_s"], ca_file=params["ca_file"]
+        ) as gateway:
+            yield gateway
+    except sync.GatewayDownError as error:
+        listing = "".join(f"\n  {line}" for line in undone)
+        module.fail_json(
+            msg=f"{error}. Not done:{listing}\nThe seats of {params['host']} keep running; run the play again when the"
+            " gateway answers.",
+            gateway_down=True,
+            not_registered=undone,
+        )
+    except (sync.GatewayError, sync.LockTimeoutError) as error:
+        module.fail_json(msg=str(error), gateway_down=False)
+
+
+def diff_text(picture: Mapping[str, Any]) -> str:
+    """Return a picture of the gateway as the lines that Ansible compares."""
+    lines: list[str] = []
+    for name in sorted(picture):
+        value = picture[name]
+        if isinstance(value, Mapping):
+            lines.append(f"{name}:")
+            lines += [f"  {field}: {value[field]}" for field in value]
+        else:
+            lines.append(f"{name}: {value}")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: litellm_aliases
+short_description: Make a LiteLLM proxy serve exactly the aliases of a host's seats
+description:
+  - Compares every field of the deployments that seatfleet made for O(host) with O(aliases), and creates, replaces or
+    deletes whole deployments. Deployments that seatfleet did not make are never touched.
+  - A changed deployment is replaced by a second one, proven with a real completion before the first is
+    deleted.
+extends_documentation_fragment: [seatfleet.fleet.gateway]
+options:
+  aliases:
+    description: All aliases of all seats of O(host). What is not listed any more is deleted.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The model name that callers use.
+        type: str
+        required: true
+      seat:
+        description: Name of the seat.
+        type: str
+        required: true
+      api_base:
+        description: Where the gateway reaches the seat, with C(/v1).
+        type: str
+        required: true
+      api_key:
+        description: API key of the seat.
+        type: str
+        required: true
+      served_model:
+        description: Model name that the running seat answers to; the alias when left out.
+        type: str
+      sampling:
+        description: Sampling defaults; what is not listed stays unset.
+        type: dict
+        default: {}
+      chat_template_kwargs:
+        description: Arguments of the chat template.
+        type: dict
+      limits:
+        description: Limits as in the seat schema.
+        type: dict
+        default: {}
+      access_groups:
+        description: Access groups that shall contain the alias.
+        type: list
+        elements: str
+        default: []
+      keys:
+        description: Key aliases that may call it. Only named in messages here.
+        type: list
+        elements: str
+        default: []
+      adopt:
+        description: Replace deployments of this alias that seatfleet did not make.
+        type: bool
+        default: false
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change.
+  diff_mode:
+    support: full
+    description: Shows deployments without their secrets.
+author: [seatfleet]
+"""
+
+EXAMPLES = r"""
+- name: Register aliases
+  seatfleet.fleet.litellm_aliases:
+    url: https://gateway.example.net
+    admin_key: "{{ gateway_admin_key }}"
+    host: fv-ml1
+    aliases:
+      - name: gen-large
+        seat: flash-next
+        api_base: http://fv-ml1:8022/v1
+        api_key: "{{ seat_key }}"
+        sampling: {temperature: 1.0, top_p: 0.95, top_k: 20}
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+steps:
+  description: What was (or in check mode would be) done, one sentence each.
+  type: list
+  elements: str
+  returned: success
+ids:
+  description: Alias to the deployment ids that may answer for it.
+  type: dict
+  returned: success
+dropped:
+  description: Aliases that the gateway does not serve any more.
+  type: list
+  elements: str
+  returned: success
+not_registered:
+  description: What was left undone because the gateway was down.
+  type: list
+  elements: str
+  returned: when the gateway is down
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    CONNECTION,
+    diff_text,
+    gateway_of,
+    sync,
+)
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
+
+ALIAS: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "seat": {"type": "str", "required": True},
+    "api_base": {"type": "str", "required": True},
+    "api_key": {"type": "str", "required": True, "no_log": True},
+    "served_model": {"type": "str"},
+    "sampling": {"type": "dict", "default": {}},
+    "chat_template_kwargs": {"type": "dict"},
+    "limits": {"type": "dict", "default": {}},
+    "access_groups": {"type": "list", "elements": "str", "default": []},
+    "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
+    "adopt": {"type": "bool", "default": False},
+}
+
+
+def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
+    """Return one entry of the option in its typed form."""
+    return WantedAlias(
+        alias=entry["name"],
+        host=host,
+        seat=entry["seat"],
+        api_base=entry["api_base"],
+        api_key=entry["api_key"],
+        keys=tuple(entry["keys"]),
+        sampling=entry["sampling"],
+        chat_template_kwargs=entry["chat_template_kwargs"],
+        access_groups=tuple(entry["access_groups"]),
+        limits=entry["limits"],
+        served_model=entry["served_model"],
+        adopt=entry["adopt"],
+    )
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            **CONNECTION,
+            "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
+        },
+        supports_check_mode=True,
+    )
+    host = module.params["host"]
+    wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
+    undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
+    with gateway_of(module, undone) as gateway:
+        result = sync.sync_aliases(gateway, wanted, host, check=module.check_mode)
+    module.exit_json(
+        changed=result.changed,
+        steps=[step.describe() for step in result.plan.steps],
+        ids={alias: list(ids) for alias, ids in result.plan.ids.items()},
+        dropped=list(result.plan.dropped),
+        diff={"before": diff_text(result.before), "after": diff_text(result.after)},
+    )
+
+
+if __name__ == "__main__":
+    main()

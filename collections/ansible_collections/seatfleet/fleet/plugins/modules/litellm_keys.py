@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: litellm_keys
+short_description: Give the virtual keys of a LiteLLM proxy exactly the aliases that the seats of a host grant
+description:
+  - Creates missing keys, adds and removes entries of their lists, and takes back grants that seatfleet made for
+    O(host) and no seat asks for any more. Keys that are not declared are left alone otherwise.
+  - Never writes an empty list, which LiteLLM reads as every model.
+  - Lists are edited under a lock on the controller, and read again after a settling time, so that two controllers do
+    not lose each other's edits.
+extends_documentation_fragment: [seatfleet.fleet.gateway]
+options:
+  keys:
+    description: Declared keys, also those that no alias names at present.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      alias:
+        description: Key alias.
+        type: str
+        required: true
+      value:
+        description: The key itself. Left out for a key that exists and whose value lives with its users.
+        type: str
+      models:
+        description: Entries that the key always has, such as access groups.
+        type: list
+        elements: str
+        default: []
+  grants:
+    description: All aliases of all seats of O(host), with the key aliases that may call them.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The alias.
+        type: str
+        required: true
+      seat:
+        description: Name of the seat.
+        type: str
+        required: true
+      keys:
+        description: Key aliases.
+        type: list
+        elements: str
+        required: true
+      access_groups:
+        description: Access groups that contain the alias; a key that has one needs no entry of its own.
+        type: list
+        elements: str
+        default: []
+  dropped:
+    description: Aliases that the same run removed from the gateway; they leave the lists of all keys.
+    type: list
+    elements: str
+    default: []
+  rotate:
+    description: Replace the value of a key when the declared one differs; otherwise that is an error.
+    type: bool
+    default: false
+  overlap:
+    description: How long the old value of a rotated key goes on working.
+    type: str
+    default: 24h
+  handout_dir:
+    description: Directory on the controller where values of keys made here are written, one 0600 file each.
+    type: path
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change.
+  diff_mode:
+    support: full
+    description: Shows the lists of the keys, never a value.
+author: [seatfleet]
+"""
+
+EXAMPLES = r"""
+- name: Grant aliases to keys
+  seatfleet.fleet.litellm_keys:
+    url: https://gateway.example.net
+    admin_key: "{{ gateway_admin_key }}"
+    host: fv-ml1
+    keys:
+      - {alias: infra-ops, value: "{{ vault_litellm_keys['infra-ops'] }}"}
+      - {alias: all-agents}
+    grants:
+      - {name: gen-large, seat: flash-next, keys: [infra-ops, all-agents]}
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+steps:
+  description: What was (or in check mode would be) done, one sentence each.
+  type: list
+  elements: str
+  returned: success
+notes:
+  description: What an operator should know, such as keys that may call everything.
+  type: list
+  elements: str
+  returned: success
+ghosts:
+  description: Key name to entries of its list that lead nowhere; a call of such an entry is answered with 400.
+  type: dict
+  returned: success
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    CONNECTION,
+    diff_text,
+    gateway_of,
+    sync,
+)
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_keys import WantedKey
+
+KEY: dict[str, dict[str, Any]] = {
+    "alias": {"type": "str", "required": True},
+    "value": {"type": "str", "no_log": True},
+    "models": {"type": "list", "elements": "str", "default": []},
+}
+GRANT: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "seat": {"type": "str", "required": True},
+    "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
+    "access_groups": {"type": "list", "elements": "str", "default": []},
+}
+
+
+def wanted_keys(keys: list[dict[str, Any]], grants: list[dict[str, Any]], host: str) -> list[WantedKey]:
+    """Return declared keys, and those that only an alias names, with their grants."""
+    declared = {entry["alias"]: entry for entry in keys}
+    names = [*declared, *sorted({key for grant in grants for key in grant["keys"]} - set(declared))]
+    via = {grant["name"]: tuple(grant["access_groups"]) for grant in grants}
+    return [
+        WantedKey(
+            alias=name,
+            grants={grant["name"]: f"{host}/{grant['seat']}" for grant in grants if name in grant["keys"]},
+            via=via,
+            models=tuple(declared[name]["models"]) if name in declared else (),
+            value=declared[name]["value"] if name in declared else None,
+        )
+        for name in names
+    ]
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            **CONNECTION,
+            "keys": {"type": "list", "elements": "dict", "required": True, "options": KEY, "no_log": False},
+            "grants": {"type": "list", "elements": "dict", "required": True, "options": GRANT},
+            "dropped": {"type": "list", "elements": "str", "default": []},
+            "rotate": {"type": "bool", "default": False},
+            "overlap": {"type": "str", "default": "24h"},
+            "handout_dir": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    host = params["host"]
+    wanted = wanted_keys(params["keys"], params["grants"], host)
+    options = sync.KeyOptions(
+        rotate=params["rotate"],
+        overlap=params["overlap"],
+        handout=Path(params["handout_dir"]) if params["handout_dir"] else None,
+    )
+    undone = [f"key {want.alias} for {', '.join(sorted(want.grants)) or 'no alias'}" for want in wanted]
+    with gateway_of(module, undone) as gateway:
+        result = sync.sync_keys(
+            gateway,
+            wanted,
+            host,
+            [grant["name"] for grant in params["grants"]],
+            dropped=params["dropped"],
+            options=options,
+            check=module.check_mode,
+        )
+    module.exit_json(
+        changed=result.changed,
+        steps=[step.describe() for step in result.steps],
+        notes=list(result.notes),
+        ghosts={name: list(entries) for name, entries in result.ghosts.items()},
+        diff={"before": diff_text(result.before), "after": diff_text(result.after)},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Lab hosts: real systemd and sshd on one machine, booted with systemd-nspawn."""

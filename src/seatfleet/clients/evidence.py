@@ -1,0 +1,28 @@
+"""Evidence of probes on the host: one JSON file per run, written atomically, the newest ones kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+KEPT = 200
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new content, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
+
+
+def keep(directory: Path, result: Mapping[str, object]) -> Path:
+    """Store a report as ``<time>-<level>.json``, drop the oldest beyond :data:`KEPT`, and return the file."""
+    stamp = str(result["started_utc"]).replace(":", "").replace("-", "")
+    path = directory / f"{stamp}-{result['level']}.json"
+    write_atomic(path, json.dumps(result, indent=2) + "\n")
+    for old in sorted(directory.glob("[0-9]*T[0-9]*Z-*.json"))[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,107 @@
+"""The operator's inventory as Ansible reads it: merged variables of every host, from ``ansible-inventory --list``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.problems import Problem, ProblemsError
+from .origins import Origins, group_depths
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Merged variables per host (templates unevaluated) and where they were written."""
+
+    hosts: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, Mapping[str, Any]]
+    origins: Origins
+    project: Path
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Hosts of any group; with a limit, only those in it."""
+        return frozenset(host for content in self.groups.values() for host in content.get("hosts", []))
+
+
+def read_inventory(source: Path, limit: str | None = None) -> Inventory:
+    """Read an inventory directory or file.
+
+    Raises:
+        ProblemsError: the inventory is not there, or ``ansible-inventory`` cannot read it.
+    """
+    if not source.exists():
+        raise ProblemsError([Problem(str(source), "", "inventory", "a directory or file", "nothing there")])
+    listing = _list(source, limit)
+    hosts: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
+    directory = source if source.is_dir() else source.parent
+    project = project_of(source)
+    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory], project), project)
+    for host in inventory.members:
+        hosts.setdefault(host, {})
+    return inventory
+
+
+def project_of(source: Path) -> Path:
+    """Return the project of ``inventory/<name>``: two directories up, as ``fleet_project_dir`` says."""
+    directory = source if source.is_dir() else source.parent
+    return directory.absolute().parent.parent
+
+
+def _list(source: Path, limit: str | None) -> dict[str, Any]:
+    """Run ``ansible-inventory``, preferring the one installed beside this Python."""
+    beside = Path(sys.executable).parent / "ansible-inventory"
+    argv = [str(beside) if beside.exists() else "ansible-inventory", "-i", str(source), "--list"]
+    argv += ["--limit", limit] if limit else []
+    config = project_of(source) / "ansible.cfg"
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(config)} if config.exists() else dict(os.environ)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError:
+        problem = Problem("", "", "ansible-inventory", "on the PATH (run `make setup`)", "no such command")
+        raise ProblemsError([problem]) from None
+    if done.returncode != 0:
+        seen = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise ProblemsError([Problem(str(source), "", "inventory", "one that ansible-inventory can read", seen)])
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@dataclass(frozen=True)
+class Project:
+    """Files of the project that the rules ask about (see :class:`seatfleet.core.fleet.ProjectFiles`)."""
+
+    root: Path
+
+    def exists(self, path: str) -> bool:
+        """Return True when the file or directory is there."""
+        return (self.root / path).exists()
+
+    def manifest_revision(self, path: str) -> str | None:
+        """Return the revision in a model's manifest, None when there is no such file."""
+        file = self.root / path
+        return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
+
+    def series_patches(self, series: str) -> Sequence[str] | None:
+        """Return the patch names of ``files/patches/<series>/series.yml``, None when there is none."""
+        file = self.root / "files/patches" / series / "series.yml"
+        if not file.is_file():
+            return None
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return [str(patch["name"]) for patch in content["patches"]]
+
+    def environment_names(self, path: str) -> frozenset[str] | None:
+        """Return the names listed in a file, one a line, ``#`` starting a comment; None when there is none."""
+        file = self.root / path
+        if not file.is_file():
+            return None
+        lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+        return frozenset(line for line in lines if line)

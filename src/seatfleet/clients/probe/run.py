@@ -1,0 +1,58 @@
+"""One run of the probe: the levels in order, each including the ones before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from ...core.manifest import Manifest
+from ...core.metrics import CounterReset, MetricsError
+from ...core.probe_report import EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
+from ..vllm import SeatClient, SeatError
+from .acceptance import check_acceptance
+from .identity import check_identity
+from .ready import wait_ready
+from .session import Host, Options, Session, Stop
+
+Step = Callable[[Session], None]
+
+#: What each level adds to the one before.
+STEPS: dict[str, tuple[Step, ...]] = {
+    "ready": (wait_ready,),
+    "identity": (check_identity,),
+    "acceptance": (check_acceptance,),
+}
+
+
+def probe(manifest: Manifest, client: SeatClient, host: Host, options: Options, level: str) -> Report:
+    """Probe one seat up to a level and return what was found; failures are in the report, not raised.
+
+    Raises:
+        OSError, subprocess.SubprocessError: the machine itself could not be asked (no systemctl).
+    """
+    report = Report(
+        manifest.seat,
+        manifest.host,
+        level,
+        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        manifest.release_id,
+        manifest.generation,
+    )
+    session = Session(manifest, client, host, options, report)
+    began = session.clock()
+    try:
+        for name in LEVELS[: LEVELS.index(level) + 1]:
+            for step in STEPS.get(name, ()):
+                step(session)
+    except Stop:
+        pass
+    except CounterReset as error:
+        session.check(Check("counters", "fail", "one boot", None, None, f"RESET: {error}", EXIT_COUNTERS))
+    except MetricsError as error:
+        session.check(Check("counters", "fail", None, None, None, str(error), EXIT_COUNTERS))
+    except SeatError as error:
+        session.check(
+            Check("connection", "fail", None, None, None, f"{error}. {session.first_error()}", EXIT_NOT_READY)
+        )
+    report.duration_s = session.clock() - began
+    return report

@@ -1,0 +1,68 @@
+"""Probe a running seat on this host: READY, identity, acceptance, warm prefix.
+
+Exit codes: 0 READY, 1 internal, 2 usage, 3 not ready, 4 busy, 5 identity, 6 counters, 7 acceptance broken,
+8 acceptance low, 9 canary, 10 tool call, 11 prefix. The worst finding decides; docs/probe.md has the JSON form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from seatfleet.core.probe_report import EXIT_INTERNAL, LEVELS
+
+HELP = "prove that a running seat works and is the one that was declared"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the verb."""
+    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the seat's current generation")
+    parser.add_argument("--level", choices=LEVELS, default="identity", help="how far to go; each includes the former")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help="keep the report, goldens and baselines there")
+    parser.add_argument(
+        "--ready-timeout", type=float, metavar="S", help="seconds to wait for READY, 0 to try once (default: manifest)"
+    )
+    parser.add_argument(
+        "--token-timeout", type=float, metavar="S", default=60.0, help="seconds to wait for one token (default: 60)"
+    )
+    parser.add_argument(
+        "--quiet-timeout",
+        type=float,
+        metavar="S",
+        default=30.0,
+        help="seconds to wait for other requests (default: 30)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe the seat, print and keep the report; the exit code is the report's."""
+    import json
+
+    from seatfleet.clients.evidence import keep
+    from seatfleet.clients.probe import Options, SystemHost, probe
+    from seatfleet.clients.vllm import Limits, SeatClient
+    from seatfleet.core.manifest import load_manifest, read_api_key
+    from seatfleet.core.probe_report import table
+
+    manifest = load_manifest(args.manifest)
+    key = read_api_key(manifest.api_key_file) if manifest.api_key_file else None
+    options = Options(
+        ready_timeout_s=manifest.ready_timeout_s if args.ready_timeout is None else args.ready_timeout,
+        quiet_s=args.quiet_timeout,
+        evidence=args.evidence,
+    )
+    limits = Limits(token=args.token_timeout, request=max(120.0, 2 * args.token_timeout))
+    try:
+        with SeatClient(manifest.base_url, key, limits) as client:
+            report = probe(manifest, client, SystemHost(manifest.unit), options, args.level)
+    except Exception as error:
+        # The exit code is an interface: an unforeseen error must not look like "usage" or "not ready".
+        print(f"seatctl probe: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
+    result = report.as_json()
+    if args.evidence:
+        keep(args.evidence, result)
+    print(json.dumps(result, indent=2) if args.json else table([result]))
+    return report.exit

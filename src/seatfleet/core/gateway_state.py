@@ -1,0 +1,355 @@
+"""What the gateway should hold for the aliases of a host's seats, and the steps from what it holds to that.
+
+Pure: no I/O, nothing secret in what is returned. The rules come from LiteLLM 1.106.12 as measured (docs/gateway.md):
+
+* a deployment's identity is its ``model_info.id``; ``model_name`` (the alias) is shared by all deployments behind it;
+* an update merges and ignores null, so an exact state needs a second deployment and the deletion of the first;
+* renaming an alias rewrites the lists of keys: never done.
+
+Keys are the business of :mod:`seatfleet.core.gateway_keys`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MANAGED_BY = "seatfleet"
+# OpenAI parameters that LiteLLM takes at the top level of litellm_params; every other sampling parameter is an
+# extension of vLLM and travels in extra_body.
+OPENAI_SAMPLING = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "max_tokens",
+        "max_completion_tokens",
+        "seed",
+        "stop",
+    }
+)
+# Limits that LiteLLM keeps in litellm_params; the others are figures shown in model_info.
+PARAM_LIMITS = {"rpm": "rpm", "tpm": "tpm", "max_parallel_requests": "max_parallel_requests", "timeout_s": "timeout"}
+_DIGEST_ROUNDS = 50_000
+
+
+def secret_digest(secret: str, salt: str | None = None) -> str:
+    """Return ``salt$digest`` of a secret, to see later whether it changed.
+
+    The gateway never gives a backend's API key back, and every key holder can read ``model_info``: so a slow salted
+    hash (PBKDF2, 50,000 rounds, about 20 ms).
+    """
+    salt = salt if salt is not None else secrets.token_hex(8)
+    digest = hashlib.pbkdf2_hmac("sha256", secret.encode(), salt.encode(), _DIGEST_ROUNDS).hex()
+    return f"{salt}${digest}"
+
+
+def secret_matches(secret: str, digest: object) -> bool:
+    """Tell whether ``digest`` (of :func:`secret_digest`) was made from this secret; False for anything malformed."""
+    if not isinstance(digest, str) or "$" not in digest:
+        return False
+    return hmac.compare_digest(secret_digest(secret, digest.split("$", 1)[0]), digest)
+
+
+@dataclass(frozen=True)
+class WantedAlias:
+    """One alias of one seat, as the gateway shall serve it.
+
+    ``served_model`` is the model name that the seat's vLLM answers to; the alias itself by default, so that no two
+    aliases share LiteLLM's ``model`` string (it indexes a process-wide table of limits: one alias' limits would show up
+    at, and clamp, all others). ``limits`` has the names of the seat schema.
+    """
+
+    alias: str
+    host: str
+    seat: str
+    api_base: str
+    api_key: str = field(repr=False)
+    keys: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    access_groups: tuple[str, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    served_model: str | None = None
+    adopt: bool = False
+
+    @property
+    def base_id(self) -> str:
+        """The deployment id of the first revision; also the prefix of the later ones."""
+        return f"seat-{self.host}-{self.seat}-{self.alias}"
+
+    def deployment_id(self, revision: int) -> str:
+        """Return the id of a revision: the stable id, with ``@2``, ``@3`` ... after a replacement."""
+        return self.base_id if revision == 1 else f"{self.base_id}@{revision}"
+
+    def public_params(self) -> dict[str, Any]:
+        """Return ``litellm_params`` without the secret."""
+        params: dict[str, Any] = {
+            "model": f"hosted_vllm/{self.served_model or self.alias}",
+            "api_base": self.api_base,
+        }
+        params.update({PARAM_LIMITS[name]: value for name, value in self.limits.items() if name in PARAM_LIMITS})
+        extra: dict[str, Any] = {}
+        for name, value in self.sampling.items():
+            (params if name in OPENAI_SAMPLING else extra)[name] = value
+        if self.chat_template_kwargs is not None:
+            extra["chat_template_kwargs"] = dict(self.chat_template_kwargs)
+        if extra:
+            params["extra_body"] = extra
+        return params
+
+    def shown_limits(self) -> dict[str, int]:
+        """Return the limits that are figures in ``model_info`` only."""
+        return {name: value for name, value in self.limits.items() if name not in PARAM_LIMITS}
+
+    def body(self, revision: int) -> dict[str, Any]:
+        """Return the body of ``/model/new``. It holds the seat's API key."""
+        info: dict[str, Any] = {
+            **self.shown_limits(),
+            "id": self.deployment_id(revision),
+            "managed_by": MANAGED_BY,
+            MANAGED_BY: {
+                "host": self.host,
+                "seat": self.seat,
+                "revision": revision,
+                "limits": self.shown_limits(),
+                "secret": secret_digest(self.api_key),
+            },
+        }
+        if self.access_groups:
+            info["access_groups"] = sorted(self.access_groups)
+        return {
+            "model_name": self.alias,
+            "litellm_params": {**self.public_params(), "api_key": self.api_key},
+            "model_info": info,
+        }
+
+
+@dataclass(frozen=True)
+class LiveDeployment:
+    """One deployment that the gateway has, from ``GET /model/info`` (which never shows its API key)."""
+
+    id: str
+    alias: str
+    params: Mapping[str, Any]
+    info: Mapping[str, Any]
+
+    @classmethod
+    def from_api(cls, entry: Mapping[str, Any]) -> LiveDeployment:
+        """Read one entry of ``data``."""
+        info = entry.get("model_info") or {}
+        return cls(
+            id=str(info.get("id", "")),
+            alias=str(entry.get("model_name", "")),
+            params=entry.get("litellm_params") or {},
+            info=info,
+        )
+
+    @property
+    def _marker(self) -> Mapping[str, Any]:
+        marker = self.info.get(MANAGED_BY)
+        return marker if isinstance(marker, Mapping) else {}
+
+    @property
+    def managed(self) -> bool:
+        """Whether seatfleet made it."""
+        return self.info.get("managed_by") == MANAGED_BY
+
+    @property
+    def host(self) -> str:
+        """The seat's host as recorded by us, else empty."""
+        return str(self._marker.get("host", ""))
+
+    @property
+    def seat(self) -> str:
+        """The seat's name as recorded by us, else empty."""
+        return str(self._marker.get("seat", ""))
+
+    @property
+    def revision(self) -> int:
+        """The revision as recorded by us; 1 when absent."""
+        revision = self._marker.get("revision")
+        return revision if isinstance(revision, int) else 1
+
+    @property
+    def in_database(self) -> bool:
+        """False for a deployment of the proxy's own config file, which the API can neither change nor delete."""
+        return bool(self.info.get("db_model"))
+
+    @property
+    def blocked(self) -> bool:
+        """Whether calls are answered with 403 ``permission_error``."""
+        return bool(self.info.get("blocked"))
+
+    @property
+    def access_groups(self) -> tuple[str, ...]:
+        """Access groups that contain this deployment."""
+        return tuple(sorted(self.info.get("access_groups") or ()))
+
+    def owner(self) -> str:
+        """Say in words whose it is, for messages."""
+        return f"seat {self.seat} on {self.host}" if self.managed and self.seat else "not managed by seatfleet"
+
+
+Changes = Mapping[str, tuple[Any, Any]]
+
+
+def differences(live: LiveDeployment, wanted: WantedAlias) -> dict[str, tuple[Any, Any]]:
+    """Return field -> (live, wanted) for everything that differs, fields that must disappear included.
+
+    LiteLLM adds switches of its own (``use_in_pass_through: false`` ...): a live False or None that is not declared is
+    the same as absent. Shown token limits cannot be read back reliably (a process-wide table fills them in), so they
+    are compared with our own record. A changed secret shows as its name only.
+    """
+    declared = wanted.public_params()
+    changes: dict[str, tuple[Any, Any]] = {}
+    for name in sorted({*live.params, *declared} - {"api_key"}):
+        before, after = live.params.get(name), declared.get(name)
+        if before != after and not (name not in declared and before in (None, False)):
+            changes[name] = (before, after)
+    groups = tuple(sorted(wanted.access_groups))
+    if live.access_groups != groups:
+        changes["access_groups"] = (list(live.access_groups), list(groups))
+    marker = live._marker
+    if marker.get("limits") != wanted.shown_limits():
+        changes["limits"] = (marker.get("limits"), wanted.shown_limits())
+    if not secret_matches(wanted.api_key, marker.get("secret")):
+        changes["api_key"] = ("(another secret)", "(the seat's secret)")
+    return changes
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change to make at the gateway; applied in the order of the plan.
+
+    ``kind`` is ``create`` (new deployment), ``replace`` (new deployment, proven, then ``retire`` deleted), ``delete``,
+    or ``unblock``. ``wanted`` is set for create and replace.
+    """
+
+    kind: str
+    alias: str
+    id: str
+    why: str
+    wanted: WantedAlias | None = None
+    revision: int = 1
+    retire: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """One line for logs and diffs, without secrets."""
+        return f"{self.kind} {self.id}: {self.why}"
+
+
+@dataclass(frozen=True)
+class AliasPlan:
+    """Steps, what stands in their way, and what an operator should know."""
+
+    steps: tuple[Step, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    # alias -> deployment ids that may answer for it once the steps are done
+    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # aliases whose last deployment goes away with this plan
+    dropped: tuple[str, ...] = ()
+
+
+def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], host: str) -> AliasPlan:
+    """Return the steps that make the gateway serve exactly ``wanted`` for the seats of ``host``.
+
+    Only deployments with our marker are touched: those recorded for ``host``, and those of a wanted alias that another
+    seat held before (an alias belongs to one seat, so that is a move). A foreign deployment behind a wanted alias would
+    share its calls: it is a problem, unless the alias says ``adopt``.
+    """
+    steps: list[Step] = []
+    problems: list[str] = []
+    ids: dict[str, tuple[str, ...]] = {}
+    handled: set[str] = set()
+    for want in sorted(wanted, key=lambda item: item.alias):
+        same = [item for item in live if item.alias == want.alias]
+        foreign = [item for item in same if not item.managed]
+        blocking = [item for item in foreign if not (want.adopt and item.in_database)]
+        if blocking:
+            problems += [_foreign_problem(want, item) for item in blocking]
+            handled |= {item.id for item in same}
+            continue
+        step, keep, retire = _plan_one(want, same, live)
+        handled |= {item.id for item in same}
+        if step is not None:
+            steps.append(step)
+        if keep is not None:
+            ids[want.alias] = (keep.id,)
+            if keep.blocked:
+                steps.append(Step("unblock", want.alias, keep.id, "blocked, but its seat is declared present"))
+            steps += [Step("delete", want.alias, item.id, _left_over(want, item)) for item in retire]
+        elif step is not None:
+            ids[want.alias] = (step.id,)
+    for item in live:
+        if item.managed and item.host == host and item.id not in handled:
+            if not item.in_database:
+                problems.append(f"deployment {item.id} is no longer declared, but stands in the proxy's config file")
+                continue
+            steps.append(Step("delete", item.alias, item.id, f"no seat on {host} declares alias {item.alias}"))
+    gone = {step.id for step in steps if step.kind == "delete"} | {old for step in steps for old in step.retire}
+    left = {item.alias for item in live if item.id not in gone} | {want.alias for want in wanted}
+    dropped = {item.alias for item in live if item.id in gone} - left
+    return AliasPlan(tuple(steps), tuple(problems), (), ids, tuple(sorted(dropped)))
+
+
+def _plan_one(
+    want: WantedAlias, same: Sequence[LiveDeployment], live: Sequence[LiveDeployment]
+) -> tuple[Step | None, LiveDeployment | None, list[LiveDeployment]]:
+    """Return (create or replace, the deployment to keep, others to delete) for one alias."""
+    exact = [
+        item
+        for item in same
+        if item.managed and (item.host, item.seat) == (want.host, want.seat) and not differences(item, want)
+    ]
+    if exact:
+        keep = max(exact, key=lambda item: item.revision)
+        return None, keep, [item for item in same if item.id != keep.id]
+    revision = _free_revision(want, live)
+    new_id = want.deployment_id(revision)
+    if not same:
+        return Step("create", want.alias, new_id, f"seat {want.seat} on {want.host}", want, revision), None, []
+    newest = max(same, key=lambda item: (item.managed, item.revision))
+    changes = differences(newest, want)
+    why = ", ".join(sorted(changes)) + " changed" if changes else "moved"
+    if (newest.host, newest.seat) != (want.host, want.seat):
+        why = f"taken over from {newest.id} ({newest.owner()})"
+    retire = tuple(item.id for item in same)
+    return Step("replace", want.alias, new_id, why, want, revision, retire, changes), None, []
+
+
+def _free_revision(want: WantedAlias, live: Iterable[LiveDeployment]) -> int:
+    """Return 1 when the stable id is free, else one more than the highest revision in use."""
+    used = [1 if item.id == want.base_id else 0 for item in live]
+    form = re.compile(re.escape(want.base_id) + r"@([0-9]+)")
+    used += [int(match[1]) for item in live if (match := form.fullmatch(item.id))]
+    return 1 + max(used, default=0)
+
+
+def _left_over(want: WantedAlias, item: LiveDeployment) -> str:
+    if not item.managed:
+        return "adopted: our deployment serves this alias now"
+    if (item.host, item.seat) != (want.host, want.seat):
+        return f"alias moved here from {item.owner()}"
+    return "left behind by an interrupted replacement"
+
+
+def _foreign_problem(want: WantedAlias, item: LiveDeployment) -> str:
+    place = "the proxy's database" if item.in_database else "the proxy's config file"
+    remedy = (
+        "delete it there, or write `adopt: true` at the alias to have it replaced"
+        if item.in_database
+        else "remove it from that file and restart the proxy"
+    )
+    return (
+        f"alias {want.alias} (seat {want.seat} on {want.host}): deployment {item.id} in {place} is not ours and would"
+        f" answer part of the calls; {remedy}"
+    )
