@@ -353,3 +353,63 @@ def _foreign_problem(want: WantedAlias, item: LiveDeployment) -> str:
         f"alias {want.alias} (seat {want.seat} on {want.host}): deployment {item.id} in {place} is not ours and would"
         f" answer part of the calls; {remedy}"
     )
+
+
+
+
+
+def _present(seats: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return (alias, seat name, seat) of every seat that shall be there, sorted by alias."""
+    return sorted(
+        (alias, name, seat)
+        for name, seat in seats.items()
+        if seat.get("state", "present") == "present"
+        for alias in seat.get("aliases") or {}
+    )
+
+
+def alias_entries(
+    seats: Mapping[str, Mapping[str, Any]],
+    address: str,
+    api_keys: Mapping[str, str],
+    served: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+    """Return the aliases of checked seats, as operators write them, in the form of the module ``litellm_aliases``.
+
+    ``served`` maps a seat to the names that its running process answers to, the model's own name first. An alias that
+    was added since the last start is not among them; it is served under the model's own name until the next start,
+    because a new alias must not cost a restart.
+    """
+    entries = []
+    for alias, name, seat in _present(seats):
+        spec = seat["aliases"][alias]
+        names = served.get(name) or [alias]
+        entries.append(
+            {
+                "name": alias,
+                "seat": name,
+                "api_base": f"http://{address}:{seat['port']}/v1",
+                "api_key": api_keys[name],
+                "served_model": alias if alias in names else names[0],
+                "sampling": dict(spec.get("sampling") or {}),
+                "chat_template_kwargs": spec.get("chat_template_kwargs"),
+                "limits": dict(spec.get("limits") or {}),
+                "access_groups": list(spec.get("access_groups") or ()),
+                "keys": list(spec["keys"]),
+                "adopt": bool(spec.get("adopt", False)),
+            }
+        )
+    return entries
+
+
+def grant_entries(seats: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return who may call which alias of checked seats, in the form of ``litellm_keys`` and ``litellm_proof``."""
+    return [
+        {
+            "name": alias,
+            "seat": name,
+            "keys": list(seat["aliases"][alias]["keys"]),
+            "access_groups": list(seat["aliases"][alias].get("access_groups") or ()),
+        }
+        for alias, name, seat in _present(seats)
+    ]
