@@ -7,27 +7,46 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import gateway_state, gateway_versions
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets, load_seat
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import Seat
+
+
+def _load(seats: Mapping[str, Any], host: str, presets: Mapping[str, Any] | None) -> list[Seat]:
+    try:
+        return [load_seat(name, host, written, Presets(**(presets or {}))) for name, written in seats.items()]
+    except ProblemsError as error:
+        raise AnsibleFilterError(str(error)) from error
 
 
 def gateway_aliases(
-    seats: Mapping[str, Mapping[str, Any]],
+    seats: Mapping[str, Any],
+    host: str,
     address: str,
     api_keys: Mapping[str, str],
     served: Mapping[str, list[str]] | None = None,
+    presets: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the aliases of a host's seats as litellm_aliases takes them; they hold the seats' API keys."""
-    try:
-        return gateway_state.alias_entries(seats, address, api_keys, served or {})
-    except (KeyError, AttributeError, TypeError) as error:
-        raise AnsibleFilterError(f"gateway_aliases: not a mapping of checked seats: {error!r}") from error
+    return gateway_state.alias_entries(_load(seats, host, presets), address, api_keys, served or {})
 
 
-def gateway_grants(seats: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def gateway_grants(
+    seats: Mapping[str, Any], host: str, presets: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Return who may call the aliases of a host's seats, as litellm_keys and litellm_proof take it."""
-    try:
-        return gateway_state.grant_entries(seats)
-    except (KeyError, AttributeError, TypeError) as error:
-        raise AnsibleFilterError(f"gateway_grants: not a mapping of checked seats: {error!r}") from error
+    return gateway_state.grant_entries(_load(seats, host, presets))
+
+
+def gateway_seats(
+    seats: Mapping[str, Any], host: str, api_keys: Mapping[str, str], presets: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the seats of a host as seat_names takes them; they hold the seats' API keys."""
+    return [
+        {"name": seat.name, "port": seat.port, "api_key": api_keys[seat.name]}
+        for seat in _load(seats, host, presets)
+        if seat.state == "present"
+    ]
 
 
 class FilterModule:
@@ -37,5 +56,6 @@ class FilterModule:
         return {
             "gateway_aliases": gateway_aliases,
             "gateway_grants": gateway_grants,
+            "gateway_seats": gateway_seats,
             "gateway_version_problem": gateway_versions.version_problem,
         }

@@ -35,12 +35,12 @@ options:
         type: list
         elements: str
         default: []
-  keys:
+  values:
     description: Key alias to value, for the keys whose value is known here.
     type: dict
     required: true
   control:
-    description: Key alias in O(keys) that no alias names. Left out, a key is made for the purpose.
+    description: Key alias in O(values) that no alias names. Left out, a key is made for the purpose.
     type: str
   evidence:
     description: File on the controller for the evidence as JSON.
@@ -61,7 +61,7 @@ EXAMPLES = r"""
     url: https://gateway.example.net
     admin_key: "{{ gateway_admin_key }}"
     host: fv-ml1
-    keys: "{{ vault_litellm_keys }}"
+    values: "{{ vault_litellm_keys }}"
     grants:
       - {name: gen-large, seat: flash-next, keys: [infra-ops, all-agents]}
   delegate_to: localhost
@@ -110,7 +110,7 @@ def main() -> None:
         argument_spec={
             **CONNECTION,
             "grants": {"type": "list", "elements": "dict", "required": True, "options": GRANT},
-            "keys": {"type": "dict", "required": True, "no_log": True},
+            "values": {"type": "dict", "required": True, "no_log": True},
             "control": {"type": "str", "no_log": False},
             "evidence": {"type": "path"},
         },
@@ -135,7 +135,7 @@ def main() -> None:
             )
             for entry in params["grants"]
         ]
-        proof = sync.prove(gateway, aliases, params["keys"], control=params["control"])
+        proof = sync.prove(gateway, aliases, params["values"], control=params["control"])
     evidence = {
         "format": 1,
         "gateway": params["url"],
