@@ -149,6 +149,13 @@ ALIAS = Record(
         ),
         Field("limits", LIMITS, "Limits at the gateway. The same for all aliases of one seat.", default={}),
         Field("fallback", _ALIAS_NAME, "Alias that answers while this seat is drained.", nullable=True),
+        Field(
+            "access_groups",
+            Items(_ALIAS_NAME, "access groups of the gateway"),
+            "Access groups that contain the alias. A key whose list names one is not edited when seats change.",
+            default=(),
+        ),
+        Field("adopt", Boolean(), "Replace deployments of it that somebody else made at the gateway.", default=False),
     ),
 )
 
@@ -717,5 +724,12 @@ def _alias(name: str, values: Mapping[str, Any]) -> Alias:
     """Return one alias; sampling and limits keep only what was written."""
     given = {key: {k: v for k, v in values[key].items() if v is not None} for key in ("sampling", "limits")}
     return Alias(
-        name, values["keys"], given["sampling"], values["chat_template_kwargs"], given["limits"], values["fallback"]
+        name,
+        values["keys"],
+        given["sampling"],
+        values["chat_template_kwargs"],
+        given["limits"],
+        values["fallback"],
+        values["access_groups"],
+        values["adopt"],
     )
