@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 from collections import deque
@@ -22,7 +23,7 @@ from typing import Any
 import yaml
 
 from ..core.files import sha256_file
-from ..core.locks import Lock, Origin, Pin, Target, format_lock, parse_lock
+from ..core.locks import Lock, Origin, Pin, Target, format_lock
 from ..core.problems import Problem, ProblemsError
 from ..core.units import format_gib
 from . import wheels
@@ -348,40 +349,48 @@ def _publish(lock: Lock, text: str, staging: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def build_toolbox(project: Path, requirements: Path, target: Target, root: Path, report: Report) -> Path:
-    """Build the toolbox's wheelhouse, this project's wheel among it, in ``root/<tag>`` and return its path.
+def build_toolbox(project: Path, lock: Lock, wheelhouse: Path, root: Path, report: Report) -> Path:
+    """Build ``root/<tag>``: a toolbox wheelhouse plus this project's own wheel; return its path.
 
-    ``requirements`` is locked with every hash of each release, so the files are chosen here, once, for the target.
-
-    Raises:
-        WheelhouseError: a download failed.
+    ``wheelhouse`` is the fetched one of ``lock``. The own wheel changes with every edit of the sources, so it cannot be
+    in a committed lock; the lock published here has it.
     """
-    name = f"cp3{target.minor}-{target.architecture}"
+    name = f"cp3{lock.target.minor}-{lock.target.architecture}"
     final, staging = root / name, root / f".{name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    origin = f"dependencies: {requirements.name} with sha256 {sha256_file(requirements)}"
-    if not _link_dependencies(final, staging, origin):
-        _pip_download(requirements, target, staging, report)
-    pins = [pin_of(path, "index") for path in sorted(staging.glob("*.whl"))]
-    own = wheels.build_project(project, staging)
-    lock = Lock(target, (*(pin for pin in pins if pin.file != own.name), pin_of(own, "built")))
-    if is_complete(final, lock):
+    own = pin_of(wheels.build_project(project, staging), "built")
+    complete = Lock(lock.target, (*lock.pins, own))
+    if is_complete(final, complete):
         shutil.rmtree(staging)
-        report(f"toolbox {name}: unchanged in {final}")
+        report(f"toolbox {name}: {own.file} is unchanged in {final}")
         return final
-    _publish(lock, format_lock(lock, [origin]), staging, final)
-    report(f"toolbox {name}: {len(lock.pins)} wheels in {final}")
+    for pin in lock.pins:
+        _reuse(pin, staging, wheelhouse)
+    _publish(complete, format_lock(complete), staging, final)
+    report(f"toolbox {name}: {own.file} and {len(lock.pins)} dependencies in {final}")
     return final
 
 
-def _link_dependencies(published: Path, staging: Path, origin: str) -> bool:
-    """Take the dependencies of the published toolbox when it was built from the same requirements."""
-    listing = published / "requirements.txt"
-    if not listing.is_file() or f"# {origin}\n" not in (text := listing.read_text(encoding="utf-8")):
-        return False
-    lock = parse_lock(text, str(listing))
-    return all(_reuse(pin, staging, published) for pin in lock.pins if pin.origin == "index")
+def write_archive(directory: Path) -> Path:
+    """Write ``<directory>.tar`` with the files of a wheelhouse, for hosts without a mirror; return its path."""
+    target = directory.with_name(f"{directory.name}.tar")
+    newest = (directory / "SHA256SUMS").stat().st_mtime
+    if target.is_file() and target.stat().st_mtime > newest:
+        return target
+    temporary = target.with_name(f".{target.name}.partial")
+    with tarfile.open(temporary, "w") as archive:
+        for path in sorted(directory.iterdir()):
+            archive.add(path, path.name, filter=_anonymous)
+    temporary.replace(target)
+    return target
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Take off what differs between machines: the archive of one lock is the same wherever it is made."""
+    member.mtime = member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def _pip() -> list[str] | None:

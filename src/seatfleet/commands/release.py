@@ -3,7 +3,7 @@
   lock NAME...    resolve the recipe NAME of files/locks/locks.yml again, as of its date, and write files/locks/NAME.txt
   check NAME...   say what is missing for a fetch: wheels that are on no index, pip, room on the disk
   fetch NAME...   build the wheelhouse of a lock in the cache: mirror/wheelhouses/NAME
-  toolbox         build the wheelhouse of the hosts' toolbox in the cache: mirror/toolbox
+  toolbox         build the hosts' toolbox, this checkout's own wheel among it, in the cache: mirror/toolbox
 
 The cache is $SEATFLEET_CACHE (default ~/.cache/seatfleet). Wheels that are on no package index are looked for in the
 directories of $SEATFLEET_WHEELS (default: the directories among $PIP_FIND_LINKS).
@@ -26,11 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     parser.add_argument("--project", type=Path, help="the checkout (default: the one around the current directory)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action in ("lock", "check", "fetch"):
-        actions.add_parser(action).add_argument("names", nargs="+", metavar="NAME")
-    toolbox = actions.add_parser("toolbox")
-    toolbox.add_argument("--python", default="3.11", help="the hosts' system Python (default: %(default)s)")
-    toolbox.add_argument("--architecture", default="x86_64", help="the hosts' architecture (default: %(default)s)")
+    for action in ("lock", "check", "fetch", "toolbox"):
+        parser = actions.add_parser(action)
+        if action == "toolbox":
+            parser.add_argument("names", nargs="*", metavar="NAME", default=["toolbox-cp311-x86_64"])
+        else:
+            parser.add_argument("names", nargs="+", metavar="NAME")
+        if action in {"fetch", "toolbox"}:
+            parser.add_argument("--archive", action="store_true", help="also NAME.tar, for hosts without a mirror")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,26 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
     project = args.project or project_root(Path.cwd())
     try:
-        return _toolbox(project, args) if args.action == "toolbox" else _locks(project, args)
+        return _run(project, args)
     except WheelhouseError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _toolbox(project: Path, args: argparse.Namespace) -> int:
-    from seatfleet.clients import project as places
-    from seatfleet.clients import wheelhouse
-    from seatfleet.core.locks import Target
-
-    minor = int(args.python.removeprefix("3."))
-    # 2.31 is Debian 11 and Ubuntu 20.04: older than anything with Python 3.11.
-    target = Target(minor, args.architecture, 31)
-    requirements = project / f"requirements/toolbox-py3{minor}.txt"
-    wheelhouse.build_toolbox(project, requirements, target, places.cache_root() / "mirror/toolbox", _say)
-    return 0
-
-
-def _locks(project: Path, args: argparse.Namespace) -> int:
+def _run(project: Path, args: argparse.Namespace) -> int:
     from seatfleet.clients import project as places
     from seatfleet.clients import wheelhouse
     from seatfleet.core.locks import parse_lock
@@ -74,7 +64,8 @@ def _locks(project: Path, args: argparse.Namespace) -> int:
             (directory / f"{recipe.name}.txt").write_text(text, encoding="utf-8")
             _say(f"files/locks/{recipe.name}.txt: {len(parse_lock(text, recipe.name).pins)} distributions")
         return 0
-    root = places.cache_root() / "mirror/wheelhouses"
+    mirror = places.cache_root() / "mirror"
+    root = mirror / "wheelhouses"
     texts = {recipe: (directory / f"{recipe.name}.txt").read_text(encoding="utf-8") for recipe in recipes}
     locks = {recipe: parse_lock(text, f"files/locks/{recipe.name}.txt") for recipe, text in texts.items()}
     problems = [
@@ -85,9 +76,14 @@ def _locks(project: Path, args: argparse.Namespace) -> int:
     ]
     if problems:
         raise ProblemsError(problems)
-    if args.action == "fetch":
-        for recipe, lock in locks.items():
-            wheelhouse.fetch(lock, texts[recipe], recipe.name, root, wheel_dirs, recipe.shims, _say)
+    if args.action == "check":
+        return 0
+    for recipe, lock in locks.items():
+        built = wheelhouse.fetch(lock, texts[recipe], recipe.name, root, wheel_dirs, recipe.shims, _say)
+        if args.action == "toolbox":
+            built = wheelhouse.build_toolbox(project, lock, built, mirror / "toolbox", _say)
+        if args.archive:
+            _say(f"{wheelhouse.write_archive(built)}")
     return 0
 
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .paths import SERVICE_USER, TOOLBOX
+from .paths import EVIDENCE, SERVICE_USER, TOOLBOX
+from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 from .rollout import ProbeResult, RolloutError
 
@@ -79,7 +80,9 @@ class LocalMachine:
 
         Its output goes to files, which, unlike a pipe, cannot be full.
         """
+        seat = manifest.parents[2].name
         command = [f"{TOOLBOX}/bin/seatctl", "probe", "--manifest", str(manifest), "--level", "acceptance", "--json"]
+        command += ["--evidence", f"{EVIDENCE}/{seat}"]
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
@@ -156,8 +159,9 @@ class ToolboxProbe:
         except ValueError:
             evidence = {}
         evidence = evidence if isinstance(evidence, dict) else {}
-        passed = self._process.returncode == 0 and bool(evidence)
-        return ProbeResult(passed, evidence, str(evidence.get("cause") or "") or errors)
+        code = self._process.returncode
+        message = str(evidence.get("cause") or "") or errors
+        return ProbeResult(code == EXIT_READY and bool(evidence), evidence, message, busy=code == EXIT_BUSY)
 
 
 def _content(handle: IO[bytes]) -> str:

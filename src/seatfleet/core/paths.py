@@ -12,6 +12,7 @@ API_KEY_FILE = "api-key.env"
 SEATS = "/etc/vllm/seats"
 CACHE = "/var/cache/vllm"
 TOOLBOX = "/opt/vllm/toolbox"
+EVIDENCE = "/var/lib/seatfleet/evidence"
 
 
 def unit_name(seat: str) -> str:

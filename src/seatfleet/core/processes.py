@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROC = Path("/proc")
+from .sockets import PROC, Owner, cgroup_of, listeners
+
 # The properties that `systemctl show` is asked for; parse_show() needs all of them.
 PROPERTIES = (
     "LoadState",
@@ -21,7 +22,6 @@ PROPERTIES = (
     "DropInPaths",
     "ExecMainStatus",
 )
-_LISTEN = "0A"
 
 
 @dataclass(frozen=True)
@@ -77,36 +77,18 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Listener:
-    """A process that listens on a port; ``pid`` is None when its owner cannot be seen (another PID namespace)."""
-
-    pid: int | None
-    command: str
-    ours: bool
-
-    def __str__(self) -> str:
-        """How messages show it."""
-        return f"pid {self.pid} ({self.command})" if self.pid else "a process that cannot be seen from here"
-
-
-@dataclass(frozen=True)
 class SeatState:
     """All that is known about a seat on its host at one moment."""
 
     unit: UnitState
     process: Process | None
     pids: tuple[int, ...]
-    listeners: tuple[Listener, ...]
+    listeners: tuple[Owner, ...]
 
     @property
-    def foreign_listeners(self) -> tuple[Listener, ...]:
+    def strangers(self) -> tuple[Owner, ...]:
         """Who listens on the seat's port and is no part of the seat."""
-        return tuple(listener for listener in self.listeners if not listener.ours)
-
-    @property
-    def listening(self) -> bool:
-        """Whether a process of the seat itself listens on its port."""
-        return any(listener.ours for listener in self.listeners)
+        return tuple(owner for owner in self.listeners if owner.pid not in self.pids)
 
 
 def parse_show(text: str) -> UnitState:
@@ -135,7 +117,7 @@ def read_seat(unit: UnitState, port: int, proc: Path = PROC) -> SeatState:
     """Add to a unit's state what ``/proc`` knows about its processes and about the port."""
     pids = cgroup_pids(unit.control_group, proc)
     process = read_process(unit.main_pid, proc) if unit.main_pid else None
-    return SeatState(unit, process, pids, listeners(port, pids, proc))
+    return SeatState(unit, process, pids, tuple(listeners(port, proc)))
 
 
 def read_process(pid: int, proc: Path = PROC) -> Process | None:
@@ -149,78 +131,13 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
 
 
 def cgroup_pids(control_group: str, proc: Path = PROC) -> tuple[int, ...]:
-    """Return the processes in a control group and below it, whatever the hierarchy's version and mount point."""
+    """Return the processes in a control group and below it."""
     if not control_group:
         return ()
-    return tuple(pid for pid in _all_pids(proc) if _in_group(proc / str(pid) / "cgroup", control_group))
-
-
-def listeners(port: int, ours: Iterable[int], proc: Path = PROC) -> tuple[Listener, ...]:
-    """Return who listens on a TCP port: the seat's own processes first, then anybody else.
-
-    The whole of ``/proc`` is searched only for sockets that none of the seat's own processes holds.
-    """
-    inodes = _listening_inodes(port, proc)
-    found = []
-    for pid, is_ours in ((pid, True) for pid in ours):
-        held = inodes & _socket_inodes(pid, proc)
-        if held:
-            found.append(Listener(pid, _command(pid, proc), is_ours))
-        inodes -= held
-    for pid in _all_pids(proc) if inodes else ():
-        held = inodes & _socket_inodes(pid, proc)
-        if held:
-            found.append(Listener(pid, _command(pid, proc), False))
-        inodes -= held
-    return (*found, *(Listener(None, "", False) for _ in inodes))
-
-
-def _listening_inodes(port: int, proc: Path) -> set[str]:
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / table).read_text().splitlines()[1:]
-        except FileNotFoundError:  # no IPv6 on this host
-            continue
-        for line in lines:
-            columns = line.split()
-            if columns[3] == _LISTEN and int(columns[1].rsplit(":", 1)[1], 16) == port:
-                inodes.add(columns[9])
-    return inodes
-
-
-def _socket_inodes(pid: int, proc: Path) -> set[str]:
-    inodes = set()
-    try:
-        for entry in (proc / str(pid) / "fd").iterdir():
-            try:
-                target = str(entry.readlink())
-            except OSError:  # closed meanwhile
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[len("socket:[") : -1])
-    except OSError:  # the process has ended
-        pass
-    return inodes
-
-
-def _in_group(path: Path, control_group: str) -> bool:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return False
-    groups = {line.split(":", 2)[2] for line in lines}
-    return any(group == control_group or group.startswith(f"{control_group}/") for group in groups)
-
-
-def _all_pids(proc: Path) -> list[int]:
-    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+    pids = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+    groups = ((pid, cgroup_of(pid, proc)) for pid in pids)
+    return tuple(pid for pid, group in groups if group == control_group or group.startswith(f"{control_group}/"))
 
 
 def _words(path: Path) -> tuple[str, ...]:
     return tuple(path.read_bytes().decode(errors="replace").rstrip("\0").split("\0"))
-
-
-def _command(pid: int, proc: Path) -> str:
-    process = read_process(pid, proc)
-    return " ".join(process.argv)[:120] if process else ""

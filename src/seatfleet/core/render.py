@@ -226,11 +226,14 @@ def seat_environment(seat: Seat, release: ReleaseRef, model: ModelRef, host: Hos
         "XDG_CONFIG_HOME": f"{home}/config",
         **_devices(seat, host),
     }
+    # The processes of one engine meet on ports of their own (16 of them on the host's address, measured); on loopback
+    # nobody else reaches those. A seat over several hosts sets its interface in `env`.
+    adjustable = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     reserved = {*fixed, GENERATION_VARIABLE, API_KEY_VARIABLE, "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
     taken = sorted(reserved & set(seat.env))
     if taken:
         raise ProblemsError(_taken(seat, "env", name, "the fleet sets it") for name in taken)
-    return dict(sorted({**host.environment, **fixed, **seat.env}.items()))
+    return dict(sorted({**adjustable, **host.environment, **fixed, **seat.env}.items()))
 
 
 def render_environment(environment: Mapping[str, str]) -> str:

@@ -35,13 +35,21 @@ class RolloutError(Exception):
     """A step failed; the message is the cause in words an operator can act on."""
 
 
+class Undecided(RolloutError):
+    """A serving seat could not be judged, because others used it meanwhile: no reason to take it away."""
+
+
 @dataclass(frozen=True)
 class ProbeResult:
-    """How a probe ended: ``evidence`` is its JSON output, ``message`` what it said on standard error."""
+    """How a probe ended: ``evidence`` is its JSON output, ``message`` its cause or what it said on standard error.
+
+    ``busy`` is set when other requests kept it from measuring: that says nothing against the seat.
+    """
 
     passed: bool
     evidence: Mapping[str, Any]
     message: str = ""
+    busy: bool = False
 
 
 class ProbeRun(Protocol):
@@ -159,6 +167,8 @@ class Rollout:
             return self._outcome(decision, changed=decision.changes, pruned=self._prune())
         try:
             ready_s, evidence = self._prove(self.wanted.generation, time.time())
+        except Undecided as error:
+            return self._outcome(decision, changed=bool(decision.repairs), failure=str(error))
         except RolloutError as error:
             with self.machine.start_lock():
                 return self._give_back(decision, str(error), (None, generations.link_target(self.paths.previous)))
@@ -173,6 +183,8 @@ class Rollout:
             return self._outcome(decision, changed=True, failure=str(error))
         try:
             ready_s, evidence = self._start(self.wanted.generation)
+        except Undecided as error:
+            return self._outcome(decision, changed=True, failure=str(error))
         except RolloutError as error:
             return self._give_back(decision, str(error), before)
         return self._good(decision, ready_s, evidence)
@@ -192,13 +204,20 @@ class Rollout:
                 self.machine.disable(self.wanted.unit)
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
-            ready_s, _ = self._start(target)
+            ready_s = self._start_or_serve(target)
         except RolloutError as error:
             failure = f"{cause}. Generation {target or '-'} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)
         generations.point(self.paths.previous, before[1])
         failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
         return self._outcome(decision, changed=True, ready_s=ready_s, failure=failure, returned_to=target)
+
+    def _start_or_serve(self, name: str) -> float:
+        begin = self.machine.monotonic()
+        try:
+            return self._start(name)[0]
+        except Undecided:
+            return self.machine.monotonic() - begin
 
     def _is_good(self, name: str) -> bool:
         return generations.is_good(self.paths, name)
@@ -246,6 +265,8 @@ class Rollout:
                 if self.machine.monotonic() - begin > limit:
                     raise RolloutError(self._cause(since) or f"the probe did not end within {limit:.0f} s")
                 self.machine.sleep(POLL_S)
+        if result.busy:
+            raise Undecided(f"{result.message}. The seat serves and was left so; run again when it has less to do")
         if not result.passed:
             raise RolloutError(result.message or self._cause(since) or "the probe failed without saying why")
         ready_s = result.evidence.get("ready_s")
@@ -262,8 +283,8 @@ class Rollout:
         if plan.create:
             found.append(f"{self.paths.generation(self.wanted.generation)} is not staged: run seat_stage first")
         found += self.machine.missing(self.wanted.manifest)
-        for listener in self._state().foreign_listeners:
-            found.append(f"port {self.wanted.port} is held by {listener}: stop it or give the seat another port")
+        for owner in self._state().strangers:
+            found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
         return found
 
     def _state(self) -> SeatState:

@@ -59,9 +59,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.pro
 
 
 class LookupModule(LookupBase):
-    def run(
-        self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: object
-    ) -> list[dict[str, Any]]:
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: object) -> list[dict[str, Any]]:
         self.set_options(var_options=variables, direct=kwargs)
         catalogue = self.get_option("catalogue")
         results, problems = [], []

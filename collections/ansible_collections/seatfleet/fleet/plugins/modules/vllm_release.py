@@ -94,8 +94,8 @@ options:
 attributes:
   check_mode:
     description:
-      - Predicts installs and removals. A wheelhouse, service user or interpreter that an earlier task would bring may be
-        missing then.
+      - Predicts installs and removals. A wheelhouse, service user or interpreter that an earlier task would bring may
+        be missing then.
     support: full
   diff_mode:
     description: Lists releases before and after.
