@@ -44,7 +44,7 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     hosts: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
     directory = source if source.is_dir() else source.parent
     project = project_of(source)
-    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory], project), project)
+    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory, project], project), project)
     for host in inventory.members:
         hosts.setdefault(host, {})
     return inventory
@@ -59,12 +59,14 @@ def project_of(source: Path) -> Path:
 def _list(source: Path, limit: str | None) -> dict[str, Any]:
     """Run ``ansible-inventory``, preferring the one installed beside this Python."""
     beside = Path(sys.executable).parent / "ansible-inventory"
-    argv = [str(beside) if beside.exists() else "ansible-inventory", "-i", str(source), "--list"]
+    argv = [str(beside) if beside.exists() else "ansible-inventory", "-i", str(source.absolute()), "--list"]
     argv += ["--limit", limit] if limit else []
-    config = project_of(source) / "ansible.cfg"
+    # It also reads the group_vars of the directory it runs in, as ansible-playbook does of the playbook's.
+    project = project_of(source)
+    config = project / "ansible.cfg"
     environment = {**os.environ, "ANSIBLE_CONFIG": str(config)} if config.exists() else dict(os.environ)
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=project)
     except FileNotFoundError:
         problem = Problem("", "", "ansible-inventory", "on the PATH (run `make setup`)", "no such command")
         raise ProblemsError([problem]) from None

@@ -514,10 +514,8 @@ def _check_fit(
     seat = item.read.seat
     what = ("max_model_len",)
     if planner is None or seat is None:
-        why = (
-            "the KV fit has no planner in this build" if planner is None else "the KV fit, because the seat has faults"
-        )
-        report.skip(item.unchecked(what, why), [item.host])
+        reason = ": this build has no planner" if planner is None else ", because the seat is not complete here"
+        report.skip(item.unchecked(what, f"the KV fit{reason}"), [item.host])
         return
     models, hardware = variables.get("models"), variables.get("fleet_hardware")
     model = models.get(seat.model) if isinstance(models, Mapping) else None
