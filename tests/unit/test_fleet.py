@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from seatfleet.core.fleet import Fit, Report, Unchecked, check_fleet
+from seatfleet.core.patches import FileChange, Patch, Series
 from seatfleet.core.problems import ProblemsError
 from seatfleet.core.seat import Seat
 
@@ -53,8 +54,7 @@ all: &all
       manifest: files/models/big.json
       facts: {hybrid: true, mamba_cache_mode: align}
       patch_needs:
-        - {series: [vllm-0.23.0], method: dflash, patches: [pad], why: it does not start}
-        - {series: [vllm-0.23.0], method: dflash, prefix_caching: true, patches: [backoff, split], why: hits lie}
+        - {series: [vllm-0.23.0], method: dflash, prefix_caching: true, patches: [split, drop], why: hits lie}
     drafter:
       repository: owner/drafter
       revision: *sha
@@ -94,6 +94,21 @@ PARSED = yaml.safe_load(FLEET)
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
+def patch(name: str, needs: tuple[str, ...] = (), **required_when: object) -> Patch:
+    change = FileChange("0" * 64, "1" * 64)
+    return Patch(
+        name, f"{name}.patch", "2" * 64, {f"{name}.py": change}, f"it needs the {name}", "", "", "", needs, **required_when
+    )
+
+
+PATCHES = (
+    patch("pad", required_when={"hybrid": True, "method": "dflash"}),
+    patch("backoff", needs=("pad", "split")),
+    patch("split"),
+    patch("drop", default=False),
+)
+
+
 class Files:
     """A project where every declared file exists."""
 
@@ -106,8 +121,11 @@ class Files:
     def manifest_revision(self, path: str) -> str | None:
         return self.revision if self.exists(path) else None
 
-    def series_patches(self, series: str) -> Sequence[str] | None:
-        return ["pad", "backoff", "split", "drop"] if self.exists(series) else None
+    def series(self, name: str) -> Series | None:
+        if not self.exists(name):
+            return None
+        distribution, _, version = name.partition("-")
+        return Series(distribution, version, PATCHES if version == "0.23.0" else ())
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         return frozenset({"VLLM_LOGGING_LEVEL"}) if self.exists(path) else None

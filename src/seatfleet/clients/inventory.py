@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..core.patches import Series, load_series
 from ..core.problems import Problem, ProblemsError
 from .origins import Origins, group_depths
 
@@ -92,13 +93,21 @@ class Project:
         file = self.root / path
         return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
 
-    def series_patches(self, series: str) -> Sequence[str] | None:
-        """Return the patch names of ``files/patches/<series>/series.yml``, None when there is none."""
-        file = self.root / "files/patches" / series / "series.yml"
+    def series(self, name: str) -> Series | None:
+        """Return the series in ``files/patches/<name>/series.yml``, None when there is none.
+
+        Raises:
+            ProblemsError: it is malformed.
+        """
+        path = f"files/patches/{name}/series.yml"
+        file = self.root / path
         if not file.is_file():
             return None
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return [str(patch["name"]) for patch in content["patches"]]
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ProblemsError([Problem(path, "series", "", "YAML", " ".join(str(error).split()))]) from None
+        return load_series(content if isinstance(content, dict) else {}, path)
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         """Return the names listed in a file, one a line, ``#`` starting a comment; None when there is none."""
