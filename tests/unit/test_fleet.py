@@ -131,7 +131,7 @@ class Files:
         return frozenset({"VLLM_LOGGING_LEVEL"}) if self.exists(path) else None
 
 
-def fits(_seat: Seat, _model: Mapping[str, Any], _hardware: Mapping[str, Any]) -> Fit:
+def fits(_seat: Seat, _catalogues: Mapping[str, Any], _hardware: Mapping[str, Any]) -> Fit:
     return Fit(summary="560,654 tokens")
 
 
@@ -301,10 +301,10 @@ def test_without_a_planner_no_fit_is_claimed() -> None:
 
 
 def test_the_planner_is_asked_and_believed() -> None:
-    def planner(seat: Seat, model: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
+    def planner(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
         assert hardware["architecture"] in ("x86_64", "aarch64")
         if seat.name == "agent":
-            assert model["repository"] == "owner/big"
+            assert catalogues["models"][seat.model]["repository"] == "owner/big"
             return Fit(unknown="no geometry of big")
         return Fit(problems=(("max_model_len", "at most 100,000 tokens in 14GiB", "262144"),))
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .catalogue import HARDWARE, MODEL, RELEASE, Entry, missing_patches, read_entry, version_key
 from .kinds import INVALID, Path, did_you_mean, is_placeholder, is_template, show
 from .patches import Series, select
+from .planner import check_fit
 from .problems import Problem, ProblemsError
 from .schema import Presets, Read, read_seat, seat_problems
 from .seat import Seat
@@ -75,10 +76,10 @@ class Fit:
 
 
 class Planner(Protocol):
-    """``check_seat`` of :mod:`seatfleet.core.planner` says whether the seat's context fits its KV pool."""
+    """Says whether a seat's context fits its KV pool."""
 
-    def __call__(self, seat: Seat, model: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
-        """Return the fit; ``model`` is the catalogue entry as written, ``hardware`` the host's ``fleet_hardware``."""
+    def __call__(self, seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
+        """Return the fit; ``catalogues`` has ``models`` and ``releases``, ``hardware`` is ``fleet_hardware``."""
 
 
 class ProjectFiles(Protocol):
@@ -202,14 +203,23 @@ def is_fleet_variable(name: str) -> bool:
     return name in FLEET_VARIABLES or name.startswith("vault_")
 
 
-def default_planner() -> Planner | None:
-    """Return the planner of this package, None in a build that has none."""
-    try:
-        from . import planner  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    check: Planner = planner.check_seat
-    return check
+def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
+    """Ask :mod:`seatfleet.core.planner`, with what the catalogues say of the seat's model, drafter and release."""
+
+    def facts(name: str | None) -> Mapping[str, Any]:
+        found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
+        return found if isinstance(found, Mapping) else {}
+
+    release = catalogues["releases"].get(seat.release)
+    version = release.get("version") if isinstance(release, Mapping) else None
+    found = check_fit(
+        seat,
+        facts(seat.model),
+        str(version),
+        drafter_facts=facts(seat.speculative.model if seat.speculative else None),
+        cpu=hardware.get("gpus") == 0,
+    )
+    return Fit(found.problems, found.unknown, found.summary)
 
 
 def check_fleet(
@@ -537,11 +547,11 @@ def _check_fit(
         reason = ": this build has no planner" if planner is None else ", because the seat is not complete here"
         report.skip(item.unchecked(what, f"the KV fit{reason}"), [item.host])
         return
-    models, hardware = variables.get("models"), variables.get("fleet_hardware")
-    model = models.get(seat.model) if isinstance(models, Mapping) else None
-    if not isinstance(model, Mapping) or not isinstance(hardware, Mapping):
+    catalogues = {name: variables.get(name) for name in ("models", "releases")}
+    hardware = variables.get("fleet_hardware")
+    if not isinstance(hardware, Mapping) or not all(isinstance(value, Mapping) for value in catalogues.values()):
         return
-    fit = planner(seat, model, hardware)
+    fit = planner(seat, catalogues, hardware)
     for field_name, expected, seen in fit.problems:
         report.add(item.problem(tuple(field_name.split(".")), expected, seen), [item.host])
     if fit.unknown is not None:
