@@ -101,5 +101,3 @@ docs: $(VENV)/.done ## Write the generated documents
 lock: $(VENV)/.done ## Re-resolve the locked tooling
 	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report --extra models \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done
-	for v in 3.11 3.12; do $(BIN)/uv pip compile -q pyproject.toml \
-	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/toolbox-py$${v/./}.txt; done

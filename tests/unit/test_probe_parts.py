@@ -245,7 +245,8 @@ def test_json_form_is_stable() -> None:
     made = report(Check("a", "ok")).as_json()
     assert list(made) == [
         "schema", "seat", "host", "level", "verdict", "exit", "cause", "started_utc", "duration_s", "ready_s",
-        "boot_id", "vllm_version", "release_id", "generation", "kv_cache_tokens", "checks", "acceptance", "ttft_s", "warnings",
+        "boot_id", "vllm_version", "release_id", "generation", "kv_cache_tokens", "checks",
+        "acceptance", "ttft_s", "warnings",
     ]  # fmt: skip
     assert made["schema"] == "seatfleet.probe/1"
     assert list(made["checks"][0]) == ["id", "status", "expected", "observed", "unit", "evidence"]  # type: ignore[index]

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..core.patches import Series, load_series
 from ..core.problems import Problem, ProblemsError
 from .origins import Origins, group_depths
 
@@ -44,7 +45,7 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     hosts: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
     directory = source if source.is_dir() else source.parent
     project = project_of(source)
-    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory], project), project)
+    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory, project], project), project)
     for host in inventory.members:
         hosts.setdefault(host, {})
     return inventory
@@ -59,12 +60,14 @@ def project_of(source: Path) -> Path:
 def _list(source: Path, limit: str | None) -> dict[str, Any]:
     """Run ``ansible-inventory``, preferring the one installed beside this Python."""
     beside = Path(sys.executable).parent / "ansible-inventory"
-    argv = [str(beside) if beside.exists() else "ansible-inventory", "-i", str(source), "--list"]
+    argv = [str(beside) if beside.exists() else "ansible-inventory", "-i", str(source.absolute()), "--list"]
     argv += ["--limit", limit] if limit else []
-    config = project_of(source) / "ansible.cfg"
+    # It also reads the group_vars of the directory it runs in, as ansible-playbook does of the playbook's.
+    project = project_of(source)
+    config = project / "ansible.cfg"
     environment = {**os.environ, "ANSIBLE_CONFIG": str(config)} if config.exists() else dict(os.environ)
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=project)
     except FileNotFoundError:
         problem = Problem("", "", "ansible-inventory", "on the PATH (run `make setup`)", "no such command")
         raise ProblemsError([problem]) from None
@@ -90,13 +93,21 @@ class Project:
         file = self.root / path
         return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
 
-    def series_patches(self, series: str) -> Sequence[str] | None:
-        """Return the patch names of ``files/patches/<series>/series.yml``, None when there is none."""
-        file = self.root / "files/patches" / series / "series.yml"
+    def series(self, name: str) -> Series | None:
+        """Return the series in ``files/patches/<name>/series.yml``, None when there is none.
+
+        Raises:
+            ProblemsError: it is malformed.
+        """
+        path = f"files/patches/{name}/series.yml"
+        file = self.root / path
         if not file.is_file():
             return None
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return [str(patch["name"]) for patch in content["patches"]]
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ProblemsError([Problem(path, "series", "", "YAML", " ".join(str(error).split()))]) from None
+        return load_series(content if isinstance(content, dict) else {}, path)
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         """Return the names listed in a file, one a line, ``#`` starting a comment; None when there is none."""

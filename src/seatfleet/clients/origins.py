@@ -1,8 +1,9 @@
 """Where a variable of a host was written: file and line, found in the YAML of the inventory's group_vars and host_vars.
 
-Ansible does not tell. A later file replaces a variable as a whole, in this order: groups from the top of the tree down
-(``all`` first), groups of one depth by name, then the host; within a group by file name. Files that are encrypted or
-not YAML are passed over: Ansible itself reports those.
+Ansible does not tell. A later file replaces a variable as a whole, in this order: group ``all``, then the other groups
+from the top of the tree down and by name, then the host, each beside the inventory before beside the playbook (the
+groups of the inventory all before those of the playbook); within a group by file name. Files that are encrypted or not
+YAML are passed over: Ansible itself reports those.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class _Place:
 class Origins:
     """Files and lines of the variables of every host.
 
-    ``parents`` maps each host to its groups with their depth (``all`` is 0), ``roots`` are the directories that hold
-    ``group_vars`` and ``host_vars``. ``project`` makes paths short.
+    ``parents`` maps each host to its groups with their depth (``all`` is 0). ``roots`` are the directories that hold
+    ``group_vars`` and ``host_vars``: that of the inventory, then that of the playbook. ``project`` makes paths short.
     """
 
     def __init__(self, parents: Mapping[str, Mapping[str, int]], roots: Sequence[Path], project: Path) -> None:
@@ -92,9 +93,14 @@ class Origins:
         return str(resolved.relative_to(self._project) if resolved.is_relative_to(self._project) else file)
 
     def _files_of(self, host: str, groups: Mapping[str, int], roots: Sequence[Path]) -> list[Path]:
-        ordered = sorted(groups, key=lambda group: (groups[group], group))
-        names = [("group_vars", group) for group in ordered] + [("host_vars", host)]
-        return [file for kind, name in names for root in roots for file in _variable_files(root / kind, name)]
+        """Return the files that Ansible reads for a host, the last of which wins."""
+        ordered = sorted((group for group in groups if group != "all"), key=lambda group: (groups[group], group))
+        places = [
+            *((root / "group_vars", "all") for root in roots),
+            *((root / "group_vars", group) for root in roots for group in ordered),
+            *((root / "host_vars", host) for root in roots),
+        ]
+        return [file for directory, name in places for file in _variable_files(directory, name)]
 
     def _nodes(self, file: Path) -> dict[VariablePath, _Place]:
         if file not in self._files:

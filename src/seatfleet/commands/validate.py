@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..clients.inventory import Project, read_inventory
-from ..core.fleet import Report, Unchecked, check_fleet, default_planner
+from ..core.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.seat import Seat
 from ..core.units import format_size
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         inventory.hosts,
         locate=inventory.origins,
         files=Project(inventory.project),
-        planner=default_planner(),
+        planner=kv_fit,
     )
     for problem, host in inventory.origins.duplicates():
         report.add(problem, [host])

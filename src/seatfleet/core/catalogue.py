@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import patches
 from .kinds import (
     INVALID,
     Boolean,
@@ -37,7 +38,12 @@ RELEASE = Record(
         Field("version", _VERSION, "Version of the distribution.", required=True),
         Field("python", Text('"3.11" and so on, in quotes', r"3\.1[1-9]"), "Python of the hosts.", required=True),
         Field("series", _SERIES, "Patch series: a directory of `files/patches`.", nullable=True),
-        Field("patches", Items(_WORD, "patch names"), "Patches taken from the series, by name.", default=()),
+        Field(
+            "patches",
+            Items(_WORD, "patch names"),
+            "Patches taken from the series, by name; null takes those the series marks as default.",
+            nullable=True,
+        ),
         Field(
             "locks",
             Table(
@@ -166,21 +172,31 @@ def read_entry(record: Record, name: str, written: object) -> Entry:
     return Entry(name, values if isinstance(values, Mapping) else {}, findings)
 
 
-def missing_patches(model: Entry, release: Entry, method: str | None, prefix_caching: bool) -> list[tuple[str, str]]:
-    """Return (patch, why) for each patch that the model needs in this release and that the release does not have."""
-    present = set(release.get("patches") or ())
-    missing: dict[str, str] = {}
+def missing_patches(
+    model: Entry, release: Entry, series: patches.Series, traits: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return (patch, why) for each patch that a seat needs in this release and that the release does not have.
+
+    ``series`` is the selected one; ``traits`` are those of :func:`seatfleet.core.patches.required`. The series says
+    what any seat of a kind needs, the catalogue what this checkpoint needs.
+
+    Raises:
+        PatchError: the release selects patches that do not fit together.
+    """
+    selected = patches.select(series, release.get("patches"))
+    present = {patch.name for patch in selected.patches}
+    missing = {patch.name: patch.why for patch in patches.missing_for(series, present, traits)}
     needs: Sequence[Mapping[str, Any]] = model.get("patch_needs") or ()
     for need in needs:
         applies = (
             release.get("series") in need["series"]
-            and need["method"] in (None, method)
-            and need["prefix_caching"] in (None, prefix_caching)
+            and need["method"] in (None, traits["method"])
+            and need["prefix_caching"] in (None, traits["prefix_caching"])
         )
         for patch in need["patches"] if applies else ():
             if patch not in present:
                 missing.setdefault(patch, need["why"])
-    return list(missing.items())
+    return sorted(missing.items())
 
 
 def version_key(version: str) -> tuple[int, ...]:

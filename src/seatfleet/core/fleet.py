@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from .catalogue import HARDWARE, MODEL, RELEASE, Entry, missing_patches, read_entry, version_key
 from .kinds import INVALID, Path, did_you_mean, is_placeholder, is_template, show
+from .patches import Series, select
+from .planner import check_fit
 from .problems import Problem, ProblemsError
 from .schema import Presets, Read, read_seat, seat_problems
 from .seat import Seat
@@ -74,10 +76,10 @@ class Fit:
 
 
 class Planner(Protocol):
-    """``check_seat`` of :mod:`seatfleet.core.planner` says whether the seat's context fits its KV pool."""
+    """Says whether a seat's context fits its KV pool."""
 
-    def __call__(self, seat: Seat, model: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
-        """Return the fit; ``model`` is the catalogue entry as written, ``hardware`` the host's ``fleet_hardware``."""
+    def __call__(self, seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
+        """Return the fit; ``catalogues`` has ``models`` and ``releases``, ``hardware`` is ``fleet_hardware``."""
 
 
 class ProjectFiles(Protocol):
@@ -89,8 +91,12 @@ class ProjectFiles(Protocol):
     def manifest_revision(self, path: str) -> str | None:
         """Return the revision that a model's manifest is of, None when there is no such file."""
 
-    def series_patches(self, series: str) -> Sequence[str] | None:
-        """Return the patch names of a series, None when there is no such series."""
+    def series(self, name: str) -> Series | None:
+        """Return a patch series, None when there is none of that name.
+
+        Raises:
+            ProblemsError: it is malformed.
+        """
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         """Return the names in an environment list, None when there is no such file."""
@@ -197,14 +203,23 @@ def is_fleet_variable(name: str) -> bool:
     return name in FLEET_VARIABLES or name.startswith("vault_")
 
 
-def default_planner() -> Planner | None:
-    """Return the planner of this package, None in a build that has none."""
-    try:
-        from . import planner  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    check: Planner = planner.check_seat
-    return check
+def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
+    """Ask :mod:`seatfleet.core.planner`, with what the catalogues say of the seat's model, drafter and release."""
+
+    def facts(name: str | None) -> Mapping[str, Any]:
+        found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
+        return found if isinstance(found, Mapping) else {}
+
+    release = catalogues["releases"].get(seat.release)
+    version = release.get("version") if isinstance(release, Mapping) else None
+    found = check_fit(
+        seat,
+        facts(seat.model),
+        str(version),
+        drafter_facts=facts(seat.speculative.model if seat.speculative else None),
+        cpu=hardware.get("gpus") == 0,
+    )
+    return Fit(found.problems, found.unknown, found.summary)
 
 
 def check_fleet(
@@ -336,22 +351,24 @@ class _Catalogue:
     def _report_patches(
         self, entry: Entry, subject: str, where: Callable[[Path], str], files: ProjectFiles, scope: Sequence[str]
     ) -> None:
-        """Compare the patches of a release with those its series has."""
-        series, patches = entry.get("series"), entry.get("patches") or ()
-        if series is None:
-            if patches:
-                problem = Problem(where(("patches",)), subject, "patches", "none without a series", show(list(patches)))
+        """Check that the patches of a release are in its series and fit together."""
+        name, chosen = entry.get("series"), entry.get("patches")
+        if name is None:
+            if chosen:
+                problem = Problem(where(("patches",)), subject, "patches", "none without a series", show(list(chosen)))
                 self._report.add(problem, scope)
             return
-        known = files.series_patches(series)
-        if known is None:
-            why = f"files/patches/{series}/series.yml is not there yet"
-            self._report.skip(Unchecked(subject, "series", why, where(("series",)), blocks=True), scope)
-            return
-        for patch in patches:
-            if patch not in known:
-                expected = f"a patch of files/patches/{series}/series.yml{did_you_mean(patch, known)}"
-                self._report.add(Problem(where(("patches",)), subject, "patches", expected, show(patch)), scope)
+        try:
+            series = files.series(name)
+            if series is None:
+                why = f"files/patches/{name}/series.yml is not there yet"
+                self._report.skip(Unchecked(subject, "series", why, where(("series",)), blocks=True), scope)
+            else:
+                select(series, chosen)
+        except ProblemsError as error:
+            for problem in error.problems:
+                text = f"{problem.expected} ({problem.subject}, {problem.field})"
+                self._report.add(Problem(where(("patches",)), subject, "patches", text, problem.seen), scope)
 
 
 def _check_references(
@@ -378,7 +395,7 @@ def _check_references(
         _check_lock(item, release, hardware, files, report)
         _check_environment(item, release, files, report)
     if release is not None and model is not None and item.value("prefix_caching") is not None:
-        _check_pair(item, model, release, method, add)
+        _check_pair(item, model, release, method, files, add)
     count = hardware.get("gpus") if hardware is not None else None
     for index, gpu in enumerate(item.value("gpus") or ()):
         if isinstance(gpu, int) and isinstance(count, int) and gpu >= count:
@@ -423,17 +440,30 @@ def _check_drafter(item: _Item, drafter: Entry | None, add: _Add) -> None:
         add(("speculative", "model"), f"a drafter for {model}", f"{drafter.name!r}, made for {', '.join(made_for)}")
 
 
-def _check_pair(item: _Item, model: Entry, release: Entry, method: str | None, add: _Add) -> None:
+def _check_pair(
+    item: _Item, model: Entry, release: Entry, method: str | None, files: ProjectFiles | None, add: _Add
+) -> None:
     """Check that the release can serve the model as the seat wants it."""
     least, version = model.facts("min_vllm"), release.get("version")
     if isinstance(least, str) and isinstance(version, str) and version_key(version) < version_key(least):
         expected = f"a release of vLLM {least} or newer for {model.name}"
         add(("release",), expected, f"{release.name!r} (vLLM {version})")
-    if release.get("patches") is None:
+    traits = {
+        "hybrid": bool(model.facts("hybrid")),
+        "method": method,
+        "model": model.name,
+        "prefix_caching": bool(item.value("prefix_caching")),
+    }
+    name = release.get("series")
+    if files is None or not isinstance(name, str) or release.values.get("patches") is INVALID:
         return
-    for patch, why in missing_patches(model, release, method, bool(item.value("prefix_caching"))):
-        expected = f"a release with the patch {patch} ({why})"
-        add(("release",), expected, f"{release.name!r} without it")
+    try:
+        series = files.series(name)
+        missing = missing_patches(model, release, series, traits) if series is not None else []
+    except ProblemsError:  # reported with the release itself
+        return
+    for patch, why in missing:
+        add(("release",), f"a release with the patch {patch} ({why})", f"{release.name!r} without it")
 
 
 def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | None, report: Report) -> None:
@@ -514,16 +544,14 @@ def _check_fit(
     seat = item.read.seat
     what = ("max_model_len",)
     if planner is None or seat is None:
-        why = (
-            "the KV fit has no planner in this build" if planner is None else "the KV fit, because the seat has faults"
-        )
-        report.skip(item.unchecked(what, why), [item.host])
+        reason = ": this build has no planner" if planner is None else ", because the seat is not complete here"
+        report.skip(item.unchecked(what, f"the KV fit{reason}"), [item.host])
         return
-    models, hardware = variables.get("models"), variables.get("fleet_hardware")
-    model = models.get(seat.model) if isinstance(models, Mapping) else None
-    if not isinstance(model, Mapping) or not isinstance(hardware, Mapping):
+    catalogues = {name: variables.get(name) for name in ("models", "releases")}
+    hardware = variables.get("fleet_hardware")
+    if not isinstance(hardware, Mapping) or not all(isinstance(value, Mapping) for value in catalogues.values()):
         return
-    fit = planner(seat, model, hardware)
+    fit = planner(seat, catalogues, hardware)
     for field_name, expected, seen in fit.problems:
         report.add(item.problem(tuple(field_name.split(".")), expected, seen), [item.host])
     if fit.unknown is not None:

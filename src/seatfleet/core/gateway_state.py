@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .seat import Alias, Seat
+
 MANAGED_BY = "seatfleet"
 # OpenAI parameters that LiteLLM takes at the top level of litellm_params; every other sampling parameter is an
 # extension of vLLM and travels in extra_body.
@@ -353,3 +355,52 @@ def _foreign_problem(want: WantedAlias, item: LiveDeployment) -> str:
         f"alias {want.alias} (seat {want.seat} on {want.host}): deployment {item.id} in {place} is not ours and would"
         f" answer part of the calls; {remedy}"
     )
+
+
+def _present(seats: Iterable[Seat]) -> list[tuple[Alias, Seat]]:
+    """Return every alias with its seat, for the seats that shall be there, sorted by alias."""
+    pairs = [(alias, seat) for seat in seats if seat.state == "present" for alias in seat.aliases]
+    return sorted(pairs, key=lambda pair: pair[0].name)
+
+
+def alias_entries(
+    seats: Iterable[Seat], address: str, api_keys: Mapping[str, str], served: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return the aliases of a host's seats in the form of the module ``litellm_aliases``; it holds their API keys.
+
+    ``served`` maps a seat to the names that its running process answers to, the model's own name first. An alias that
+    was added since the last start is not among them; it is served under the model's own name until the next start,
+    because a new alias must not cost a restart. A seat that is not in ``served`` is taken to answer to its aliases.
+    """
+    entries = []
+    for alias, seat in _present(seats):
+        names = served.get(seat.name) or [alias.name]
+        entries.append(
+            {
+                "name": alias.name,
+                "seat": seat.name,
+                "api_base": f"http://{address}:{seat.port}/v1",
+                "api_key": api_keys[seat.name],
+                "served_model": alias.name if alias.name in names else names[0],
+                "sampling": dict(alias.sampling),
+                "chat_template_kwargs": alias.chat_template_kwargs,
+                "limits": dict(alias.limits),
+                "access_groups": list(alias.access_groups),
+                "keys": list(alias.keys),
+                "adopt": alias.adopt,
+            }
+        )
+    return entries
+
+
+def grant_entries(seats: Iterable[Seat]) -> list[dict[str, Any]]:
+    """Return who may call which alias of a host's seats, in the form of ``litellm_keys`` and ``litellm_proof``."""
+    return [
+        {
+            "name": alias.name,
+            "seat": seat.name,
+            "keys": list(alias.keys),
+            "access_groups": list(alias.access_groups),
+        }
+        for alias, seat in _present(seats)
+    ]

@@ -36,8 +36,9 @@ def is_placeholder(value: object) -> bool:
 
 
 def show(value: object) -> str:
-    """Return a value as a message shows it: on one line, at most 80 characters."""
-    text = " ".join(repr(value).split()) if value is not None else "null"
+    """Return a value as a message shows it: as YAML writes it, on one line, at most 80 characters."""
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -384,8 +385,11 @@ class Record(Kind):
             here = (*at, item.name)
             if item.name not in value:
                 if item.required:
-                    findings.add(here, item.kind.expected, "nothing")
-                result[item.name] = INVALID if item.required else item.default
+                    result[item.name] = findings.add(here, item.kind.expected, "nothing")
+                else:
+                    result[item.name] = (
+                        None if item.default is None else item.kind.convert(item.default, here, findings)
+                    )
             elif value[item.name] is None and item.nullable:
                 result[item.name] = None
             else:

@@ -149,6 +149,13 @@ ALIAS = Record(
         ),
         Field("limits", LIMITS, "Limits at the gateway. The same for all aliases of one seat.", default={}),
         Field("fallback", _ALIAS_NAME, "Alias that answers while this seat is drained.", nullable=True),
+        Field(
+            "access_groups",
+            Items(_ALIAS_NAME, "access groups of the gateway"),
+            "Access groups that contain the alias. A key whose list names one is not edited when seats change.",
+            default=(),
+        ),
+        Field("adopt", Boolean(), "Replace deployments of it that somebody else made at the gateway.", default=False),
     ),
 )
 
@@ -491,7 +498,7 @@ def _known(*values: object) -> bool:
 
 def _one_memory_setting(seat: Mapping[str, Any], findings: Findings) -> None:
     given = [name for name in MEMORY_FIELDS if seat[name] is not None]
-    if len(given) != 1:
+    if _known(*(seat[name] for name in MEMORY_FIELDS)) and len(given) != 1:
         seen = " and ".join(given) if given else "neither"
         findings.add(
             (given[-1],) if given else ("kv_cache_memory",), "exactly one of " + ", ".join(MEMORY_FIELDS), seen
@@ -601,21 +608,19 @@ def _aliases_agree(seat: Mapping[str, Any], findings: Findings) -> None:
     if len(aliases) < 2:
         return
     first, *others = aliases
+    same = f"the same {{}} as alias {first} over the same backend ({{}}), because the gateway lets them leak"
     for name in others:
-        mine, other = aliases[name], aliases[first]
-        if _keys(mine["chat_template_kwargs"]) != _keys(other["chat_template_kwargs"]):
-            expected = (
-                f"the same names as alias {first} over the same backend ({_keys(other['chat_template_kwargs'])}): "
-                "the gateway mixes them up otherwise"
-            )
-            findings.add(("aliases", name, "chat_template_kwargs"), expected, show(_keys(mine["chat_template_kwargs"])))
-        if mine["limits"] != other["limits"]:
-            expected = f"the same as alias {first} over the same backend ({other['limits']}): the gateway shares them"
-            findings.add(("aliases", name, "limits"), expected, show(mine["limits"]))
+        for field_name, names_only in (("chat_template_kwargs", True), ("limits", False)):
+            mine, other = (_said(aliases[alias][field_name], names_only) for alias in (name, first))
+            if mine != other:
+                expected = same.format("names" if names_only else "values", other)
+                findings.add(("aliases", name, field_name), expected, mine)
 
 
-def _keys(mapping: Mapping[str, Any] | None) -> list[str]:
-    return sorted(mapping or {})
+def _said(mapping: Mapping[str, Any] | None, names_only: bool) -> str:
+    """Return what a mapping says, for comparison and for a message: ``rpm 5, tpm 100``, or ``none``."""
+    said = {key: value for key, value in (mapping or {}).items() if value is not None}
+    return ", ".join(key if names_only else f"{key} {said[key]}" for key in sorted(said)) or "none"
 
 
 RULES: tuple[Rule, ...] = (
@@ -708,7 +713,7 @@ def _build(name: str, host: str, values: Mapping[str, Any]) -> Seat:
         speculative_why=_evidence(values["speculative_why"]),
         engram_cpu_offload=None if engram is None else engram["cpu_offload"],
         aliases=tuple(_alias(alias, content) for alias, content in sorted(values["aliases"].items())),
-        probe=Probe(**(values["probe"] or {})),
+        probe=Probe(**values["probe"]),
         **{key: value for key, value in values.items() if key not in special},
     )
 
@@ -717,5 +722,12 @@ def _alias(name: str, values: Mapping[str, Any]) -> Alias:
     """Return one alias; sampling and limits keep only what was written."""
     given = {key: {k: v for k, v in values[key].items() if v is not None} for key in ("sampling", "limits")}
     return Alias(
-        name, values["keys"], given["sampling"], values["chat_template_kwargs"], given["limits"], values["fallback"]
+        name,
+        values["keys"],
+        given["sampling"],
+        values["chat_template_kwargs"],
+        given["limits"],
+        values["fallback"],
+        values["access_groups"],
+        values["adopt"],
     )

@@ -48,6 +48,8 @@ class Alias:
     chat_template_kwargs: Mapping[str, Any] | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     fallback: str | None = None
+    access_groups: tuple[str, ...] = ()
+    adopt: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.origins import Origins, in_run
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.fleet import (
     check_fleet,
-    default_planner,
+    kv_fit,
     is_fleet_variable,
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
@@ -33,7 +33,7 @@ class ActionModule(ActionBase):
         hosts = {str(host): _fleet_variables(hostvars, str(host), unreadable) for host in hostvars}
         project = Path(str(hostvars[variables["inventory_hostname"]]["fleet_project_dir"]))
         origins = _origins(hostvars, hosts, project, str(variables["playbook_dir"]))
-        report = check_fleet(hosts, locate=in_run(origins, hosts), files=Project(project), planner=default_planner())
+        report = check_fleet(hosts, locate=in_run(origins, hosts), files=Project(project), planner=kv_fit)
         for problem in unreadable:
             report.add(problem, [problem.subject.removeprefix("host ")])
         for problem, host in origins.duplicates():

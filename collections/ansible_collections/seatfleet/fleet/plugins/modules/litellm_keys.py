@@ -11,24 +11,16 @@ description:
     not lose each other's edits.
 extends_documentation_fragment: [seatfleet.fleet.gateway]
 options:
-  keys:
-    description: Declared keys, also those that no alias names at present.
-    type: list
-    elements: dict
+  values:
+    description:
+      - Key alias to value, also for keys that no alias names at present. A key alias that only O(grants) name must
+        exist at the gateway; its value lives with its users.
+    type: dict
     required: true
-    suboptions:
-      alias:
-        description: Key alias.
-        type: str
-        required: true
-      value:
-        description: The key itself. Left out for a key that exists and whose value lives with its users.
-        type: str
-      models:
-        description: Entries that the key always has, such as access groups.
-        type: list
-        elements: str
-        default: []
+  models:
+    description: Key alias to entries that the key always has, such as access groups.
+    type: dict
+    default: {}
   grants:
     description: All aliases of all seats of O(host), with the key aliases that may call them.
     type: list
@@ -85,9 +77,7 @@ EXAMPLES = r"""
     url: https://gateway.example.net
     admin_key: "{{ gateway_admin_key }}"
     host: fv-ml1
-    keys:
-      - {alias: infra-ops, value: "{{ vault_litellm_keys['infra-ops'] }}"}
-      - {alias: all-agents}
+    values: "{{ vault_litellm_keys }}"
     grants:
       - {name: gen-large, seat: flash-next, keys: [infra-ops, all-agents]}
   delegate_to: localhost
@@ -122,11 +112,6 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_keys import WantedKey
 
-KEY: dict[str, dict[str, Any]] = {
-    "alias": {"type": "str", "required": True},
-    "value": {"type": "str", "no_log": True},
-    "models": {"type": "list", "elements": "str", "default": []},
-}
 GRANT: dict[str, dict[str, Any]] = {
     "name": {"type": "str", "required": True},
     "seat": {"type": "str", "required": True},
@@ -135,20 +120,21 @@ GRANT: dict[str, dict[str, Any]] = {
 }
 
 
-def wanted_keys(keys: list[dict[str, Any]], grants: list[dict[str, Any]], host: str) -> list[WantedKey]:
+def wanted_keys(
+    values: dict[str, str], models: dict[str, list[str]], grants: list[dict[str, Any]], host: str
+) -> list[WantedKey]:
     """Return declared keys, and those that only an alias names, with their grants."""
-    declared = {entry["alias"]: entry for entry in keys}
-    names = [*declared, *sorted({key for grant in grants for key in grant["keys"]} - set(declared))]
+    names = {*values, *models, *(key for grant in grants for key in grant["keys"])}
     via = {grant["name"]: tuple(grant["access_groups"]) for grant in grants}
     return [
         WantedKey(
             alias=name,
             grants={grant["name"]: f"{host}/{grant['seat']}" for grant in grants if name in grant["keys"]},
             via=via,
-            models=tuple(declared[name]["models"]) if name in declared else (),
-            value=declared[name]["value"] if name in declared else None,
+            models=tuple(models.get(name, ())),
+            value=values.get(name),
         )
-        for name in names
+        for name in sorted(names)
     ]
 
 
@@ -157,7 +143,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **CONNECTION,
-            "keys": {"type": "list", "elements": "dict", "required": True, "options": KEY, "no_log": False},
+            "values": {"type": "dict", "required": True, "no_log": True},
+            "models": {"type": "dict", "default": {}},
             "grants": {"type": "list", "elements": "dict", "required": True, "options": GRANT},
             "dropped": {"type": "list", "elements": "str", "default": []},
             "rotate": {"type": "bool", "default": False},
@@ -168,7 +155,7 @@ def main() -> None:
     )
     params = module.params
     host = params["host"]
-    wanted = wanted_keys(params["keys"], params["grants"], host)
+    wanted = wanted_keys(params["values"], params["models"], params["grants"], host)
     options = sync.KeyOptions(
         rotate=params["rotate"],
         overlap=params["overlap"],

@@ -11,7 +11,7 @@ description:
   - Fails when a single pair came out wrong; the message is the table.
 extends_documentation_fragment: [seatfleet.fleet.gateway]
 options:
-  aliases:
+  grants:
     description: What to prove.
     type: list
     elements: dict
@@ -30,12 +30,17 @@ options:
         type: list
         elements: str
         required: true
-  keys:
+      access_groups:
+        description: Not needed here; one list serves this module and M(seatfleet.fleet.litellm_keys).
+        type: list
+        elements: str
+        default: []
+  values:
     description: Key alias to value, for the keys whose value is known here.
     type: dict
     required: true
   control:
-    description: Key alias in O(keys) that no alias names. Left out, a key is made for the purpose.
+    description: Key alias in O(values) that no alias names. Left out, a key is made for the purpose.
     type: str
   evidence:
     description: File on the controller for the evidence as JSON.
@@ -56,8 +61,8 @@ EXAMPLES = r"""
     url: https://gateway.example.net
     admin_key: "{{ gateway_admin_key }}"
     host: fv-ml1
-    keys: "{{ vault_litellm_keys }}"
-    aliases:
+    values: "{{ vault_litellm_keys }}"
+    grants:
       - {name: gen-large, seat: flash-next, keys: [infra-ops, all-agents]}
   delegate_to: localhost
 """
@@ -82,10 +87,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import CONNECTION, gateway_of, sync
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_verdict import table
 
-ALIAS: dict[str, dict[str, Any]] = {
+GRANT: dict[str, dict[str, Any]] = {
     "name": {"type": "str", "required": True},
     "seat": {"type": "str", "required": True},
     "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
+    "access_groups": {"type": "list", "elements": "str", "default": []},
 }
 
 
@@ -103,8 +109,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **CONNECTION,
-            "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
-            "keys": {"type": "dict", "required": True, "no_log": True},
+            "grants": {"type": "list", "elements": "dict", "required": True, "options": GRANT},
+            "values": {"type": "dict", "required": True, "no_log": True},
             "control": {"type": "str", "no_log": False},
             "evidence": {"type": "path"},
         },
@@ -114,7 +120,7 @@ def main() -> None:
     host = params["host"]
     if module.check_mode:
         module.exit_json(changed=False, table="not proven in check mode")
-    undone = [f"proof of alias {entry['name']} of seat {entry['seat']}" for entry in params["aliases"]]
+    undone = [f"proof of alias {entry['name']} of seat {entry['seat']}" for entry in params["grants"]]
     with gateway_of(module, undone) as gateway:
         live = gateway.list_deployments()
         aliases = [
@@ -127,9 +133,9 @@ def main() -> None:
                 ),
                 tuple(entry["keys"]),
             )
-            for entry in params["aliases"]
+            for entry in params["grants"]
         ]
-        proof = sync.prove(gateway, aliases, params["keys"], control=params["control"])
+        proof = sync.prove(gateway, aliases, params["values"], control=params["control"])
     evidence = {
         "format": 1,
         "gateway": params["url"],
