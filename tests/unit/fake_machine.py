@@ -1,0 +1,164 @@
+"""A host for rollouts: one seat's unit, process and port, which behave as each generation is told to.
+
+Anything a rollout must not do raises; what it does is written down in ``calls``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seatfleet.core import generations
+from seatfleet.core.paths import SeatPaths
+from seatfleet.core.processes import Process, SeatState, UnitState
+from seatfleet.core.rollout import ProbeResult, RolloutError
+from seatfleet.core.sockets import Owner
+
+# How a generation behaves: serves, does not start at all, ends while loading, is judged bad, cannot be judged, or
+# never answers.
+SERVES, NO_EXEC, DIES, BAD, BUSY, SILENT = "serves", "no-exec", "dies", "bad", "busy", "silent"
+
+
+@dataclass
+class FakeMachine:
+    paths: SeatPaths
+    behaviour: dict[str, str] = field(default_factory=dict)
+    process: Process | None = None
+    sub: str = "dead"
+    result: str = "success"
+    restarts: int = 0
+    enabled: bool = False
+    needs_reload: bool = False
+    drop_ins: tuple[str, ...] = ()
+    stubborn: bool = False  # does not end on SIGTERM
+    immortal: bool = False  # does not end on SIGKILL either
+    strangers: list[Owner] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    clock: float = 0.0
+    locked: bool = False
+    on_probe: list[str] = field(default_factory=list)
+
+    def unit_state(self, unit: str) -> UnitState:
+        assert unit == self.paths.unit.name
+        active = {"running": "active", "failed": "failed", "auto-restart": "activating"}.get(self.sub, "inactive")
+        return UnitState(
+            name=unit,
+            load="loaded" if self.paths.unit.exists() else "not-found",
+            active=active,
+            sub=self.sub,
+            result=self.result,
+            main_pid=self.process.pid if self.process else 0,
+            restarts=self.restarts,
+            control_group=f"/system.slice/{unit}",
+            enabled=self.enabled,
+            needs_reload=self.needs_reload,
+            drop_ins=tuple(path for path in self.drop_ins if (self.paths.root / path.lstrip("/")).exists()),
+            exit_status=0 if self.result == "success" else 1,
+        )
+
+    def seat_state(self, unit: UnitState, port: int) -> SeatState:
+        pids = (self.process.pid,) if self.process else ()
+        ours = [Owner(pid, "vllm", unit.control_group) for pid in pids]
+        return SeatState(unit, self.process, pids, (*ours, *self.strangers))
+
+    def stop(self, unit: str, timeout_s: float) -> None:
+        self._note("stop")
+        assert timeout_s > 0
+        self.sub = "dead"
+        if not (self.stubborn or self.immortal):
+            self.process = None
+
+    def kill(self, unit: str) -> None:
+        self._note("kill")
+        if not self.immortal:
+            self.process = None
+
+    def install(self, unit: str) -> None:
+        self._note("install")
+        assert self.paths.unit.is_file()
+        self.enabled, self.needs_reload, self.restarts = True, False, 0
+
+    def disable(self, unit: str) -> None:
+        self._note("disable")
+        self.enabled = False
+
+    def start(self, unit: str) -> None:
+        name = self.current
+        self._note(f"start {name}")
+        assert self.process is None, "the old process is still there"
+        assert self.paths.unit.read_text() == generations.read_unit(self.paths, name)
+        if self._behaviour(name) == NO_EXEC:
+            self.sub, self.result = "auto-restart", "exit-code"
+            raise RolloutError(f"systemctl start {unit}: failed")
+        manifest = generations.read_manifest(self.paths, name)
+        assert manifest is not None
+        self.process = make_process(manifest, api_key=self._api_key())
+        self.sub, self.result = "running", "success"
+
+    def journal(self, unit: str, since: float) -> list[str]:
+        kind = self._behaviour(self.current)
+        return ["ValueError: out of memory", "RuntimeError: Engine core initialization failed."] if kind == DIES else []
+
+    @contextlib.contextmanager
+    def probe(self, manifest: Path) -> Iterator[FakeMachine]:
+        self.on_probe = [manifest.parent.name]
+        self._note(f"probe {manifest.parent.name}")
+        yield self
+        self.on_probe = []
+
+    def poll(self) -> ProbeResult | None:
+        name = self.on_probe[0]
+        kind = self._behaviour(name)
+        if kind == DIES:
+            self.process, self.sub, self.result = None, "auto-restart", "exit-code"
+            return None
+        if kind == SILENT:
+            return None
+        if kind == BAD:
+            return ProbeResult(False, {"verdict": "ACCEPT_BROKEN"}, "acceptance: expected 3.0, seen 1.0")
+        if kind == BUSY:
+            return ProbeResult(False, {"verdict": "BUSY"}, "acceptance: 3 requests of others", busy=True)
+        return ProbeResult(True, {"ready_s": 28.5, "generation": name})
+
+    def missing(self, manifest: Mapping[str, Any]) -> list[str]:
+        return self.lacking
+
+    @contextlib.contextmanager
+    def start_lock(self) -> Iterator[None]:
+        assert not self.locked
+        self.locked = True
+        yield
+        self.locked = False
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def monotonic(self) -> float:
+        return self.clock
+
+    @property
+    def current(self) -> str:
+        name = generations.link_target(self.paths.current)
+        assert name is not None
+        return name
+
+    def _behaviour(self, name: str) -> str:
+        return self.behaviour.get(name, SERVES)
+
+    def _note(self, call: str) -> None:
+        if call.split()[0] in {"stop", "kill", "start", "disable"}:
+            assert self.locked, f"{call} without the host's start lock"
+        self.calls.append(call)
+
+    def _api_key(self) -> str:
+        return self.paths.api_key.read_text().strip().split("=", 1)[1]
+
+
+def make_process(manifest: Mapping[str, Any], api_key: str, pid: int = 211) -> Process:
+    """Return the process that systemd would start for a generation."""
+    argv = (f"{manifest['release_path']}/bin/python3", *manifest["argv"])
+    return Process(pid, argv, {**manifest["environment"], "VLLM_API_KEY": api_key, "LANG": "C.UTF-8"})

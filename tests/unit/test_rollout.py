@@ -1,0 +1,371 @@
+"""Rollouts of one seat on a scripted host: what is done in which order, what is left, and what comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
+from seat_examples import CPU, RELEASE, TINY, seat
+
+from seatfleet.core import generations
+from seatfleet.core.decision import Action
+from seatfleet.core.paths import SeatPaths
+from seatfleet.core.processes import Process
+from seatfleet.core.render import Generation, render
+from seatfleet.core.rollout import Outcome, foresee, roll_out, summary_line
+from seatfleet.core.sockets import Owner
+from seatfleet.core.staging import stage_host, unmanaged
+
+SEAT = "lab-oracle"
+KEYS = {SEAT: "sk-seat-1"}
+
+
+def generation(**changes: object) -> Generation:
+    return render(seat(SEAT, **changes), RELEASE, TINY, CPU)
+
+
+OLD = generation()
+NEW = generation(kv_cache_memory="128MiB")
+THIRD = generation(kv_cache_memory="256MiB")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    return FakeMachine(SeatPaths(SEAT, tmp_path))
+
+
+def deploy(machine: FakeMachine, wanted: Generation, keys: dict[str, str] = KEYS) -> Outcome:
+    """Stage and roll out, as the role does, and return what happened; earlier calls are forgotten."""
+    machine.calls.clear()
+    stage_host([wanted], keys, check=False, root=machine.paths.root)
+    (outcome,) = roll_out(machine, [wanted], keys, machine.paths.root)
+    assert not machine.locked
+    return outcome
+
+
+def links(machine: FakeMachine) -> tuple[str | None, str | None]:
+    return generations.link_target(machine.paths.current), generations.link_target(machine.paths.previous)
+
+
+def test_first_start(machine: FakeMachine) -> None:
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.changed, outcome.failure) == (Action.START, True, None)
+    assert outcome.reasons == ("the unit is not installed",)
+    assert (outcome.generation, outcome.ready_s) == (OLD.name, 28.5)
+    assert machine.calls == ["stop", "install", f"start {OLD.name}", f"probe {OLD.name}"]
+    assert links(machine) == (OLD.name, None)
+    assert generations.is_good(machine.paths, OLD.name)
+    assert machine.enabled
+
+
+def test_second_run_does_nothing(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.changed, machine.calls) == (Action.NOTHING, False, [])
+    assert outcome.generation == OLD.name
+
+
+def test_change_and_back(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    outcome = deploy(machine, NEW)
+    assert outcome.action is Action.RESTART
+    assert outcome.reasons == ("kv-cache-memory-bytes: 67108864 -> 134217728",)
+    assert machine.calls == ["stop", "install", f"start {NEW.name}", f"probe {NEW.name}"]
+    assert links(machine) == (NEW.name, OLD.name)
+    back = deploy(machine, OLD)
+    assert (back.action, back.generation, back.failure) == (Action.RESTART, OLD.name, None)
+    assert links(machine) == (OLD.name, NEW.name)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "cause"),
+    [
+        (NO_EXEC, "systemctl start vllm-seat-lab-oracle.service: failed"),
+        (DIES, "ValueError: out of memory"),
+        (BAD, "acceptance: expected 3.0, seen 1.0"),
+        (SILENT, "the probe did not end within 1200 s"),
+    ],
+)
+def test_a_bad_generation_gives_the_old_one_back(machine: FakeMachine, behaviour: str, cause: str) -> None:
+    deploy(machine, THIRD)
+    deploy(machine, OLD)
+    machine.behaviour[NEW.name] = behaviour
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith(f"{cause}. Generation {OLD.name} is back and READY after")
+    assert (outcome.returned_to, outcome.generation, outcome.changed) == (OLD.name, OLD.name, True)
+    # the rollback target of before is still there
+    assert links(machine) == (OLD.name, THIRD.name)
+    assert machine.calls[-4:] == ["stop", "install", f"start {OLD.name}", f"probe {OLD.name}"]
+    assert not generations.is_good(machine.paths, NEW.name)
+    assert machine.enabled
+
+
+@pytest.mark.parametrize("behaviour", [NO_EXEC, DIES, BAD])
+def test_a_first_start_that_fails_is_stopped(machine: FakeMachine, behaviour: str) -> None:
+    machine.behaviour[OLD.name] = behaviour
+    outcome = deploy(machine, OLD)
+    assert outcome.failure is not None
+    assert "no earlier good generation: the seat is stopped" in outcome.failure
+    assert (outcome.generation, machine.process, machine.enabled) == (None, None, False)
+    machine.behaviour.clear()
+    assert deploy(machine, OLD).failure is None
+
+
+def test_when_neither_comes_up_both_causes_are_told(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.behaviour = {NEW.name: BAD, OLD.name: DIES}
+    outcome = deploy(machine, NEW)
+    assert outcome.failure == (
+        f"acceptance: expected 3.0, seen 1.0. Generation {OLD.name} did not come back either: ValueError: out of memory"
+    )
+    assert (outcome.returned_to, outcome.generation) == (None, None)
+
+
+def test_a_busy_seat_is_left_serving_and_proven_later(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.behaviour[NEW.name] = BUSY
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert "serves and was left so" in outcome.failure
+    assert outcome.generation == NEW.name
+    again = deploy(machine, NEW)
+    assert (again.action, again.changed, machine.calls) == (Action.VERIFY, False, [f"probe {NEW.name}"])
+    machine.behaviour.clear()
+    proven = deploy(machine, NEW)
+    assert (proven.action, proven.failure, proven.changed) == (Action.VERIFY, None, True)
+    assert generations.is_good(machine.paths, NEW.name)
+
+
+def test_a_returning_generation_may_be_busy(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.behaviour = {NEW.name: BAD, OLD.name: BUSY}
+    assert deploy(machine, NEW).returned_to == OLD.name
+
+
+def test_a_process_that_fails_its_late_probe_gives_the_good_one_back(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.behaviour[NEW.name] = BUSY
+    deploy(machine, NEW)
+    machine.behaviour[NEW.name] = BAD
+    outcome = deploy(machine, NEW)
+    assert (outcome.action, outcome.returned_to, outcome.generation) == (Action.VERIFY, OLD.name, OLD.name)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "strangers", "obstacle"),
+    [
+        (["release 0.32.0-x is not installed"], [], "release 0.32.0-x is not installed"),
+        ([], [Owner(7, "docker-proxy", "/docker")], "port 8022 is held by process 7 (docker-proxy)"),
+    ],
+)
+def test_what_can_be_known_before_the_stop_touches_nothing(
+    machine: FakeMachine, lacking: list[str], strangers: list[Owner], obstacle: str
+) -> None:
+    deploy(machine, OLD)
+    machine.lacking, machine.strangers = lacking, strangers
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith(f"nothing was touched: {obstacle}")
+    assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
+    assert links(machine) == (OLD.name, None)
+
+
+def test_an_unstaged_generation_is_an_obstacle(machine: FakeMachine) -> None:
+    (outcome,) = roll_out(machine, [OLD], KEYS, machine.paths.root)
+    assert outcome.failure is not None
+    assert "is not staged: run seat_stage first" in outcome.failure
+
+
+def test_a_process_that_ignores_sigterm_is_killed(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.stubborn = True
+    assert deploy(machine, NEW).failure is None
+    assert machine.calls[:2] == ["stop", "kill"]
+
+
+def test_a_process_that_cannot_be_killed_stops_the_rollout(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.immortal = True
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith("the seat does not stop: processes 211 of the seat do not end")
+    assert "start" not in " ".join(machine.calls)
+    assert links(machine) == (OLD.name, None)
+
+
+def altered(process: Process, **environment: str) -> Process:
+    return dataclasses.replace(process, environ={**process.environ, **environment})
+
+
+RUNNING = make_process(OLD.manifest, "sk-seat-1")
+
+
+def runs(process: Process | None, **unit: str) -> Any:
+    """Arrange what the host shows beside the files that the rollout left."""
+
+    def arrange(machine: FakeMachine) -> None:
+        machine.process = process
+        for name, value in unit.items():
+            setattr(machine, name, value)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("arrange", "reason"),
+    [
+        (runs(None, sub="auto-restart"), "the unit is activating (auto-restart)"),
+        (runs(None, sub="failed", result="oom-kill"), "the unit is failed (oom-kill"),
+        (runs(None, sub="dead"), "the unit is inactive"),
+        (runs(altered(RUNNING, VLLM_CPU_OMP_THREADS_BIND="7")), "another environment: VLLM_CPU_OMP_THREADS_BIND"),
+        (runs(altered(RUNNING, VLLM_USE_V2="1")), "another environment: VLLM_USE_V2"),
+        (runs(altered(RUNNING, VLLM_API_KEY="x")), "the API key of the seat has changed"),
+        (runs(altered(RUNNING, SEATFLEET_GENERATION="gone")), "the process runs generation gone, wanted is"),
+        (
+            runs(dataclasses.replace(RUNNING, argv=("/opt/other/bin/python3", *RUNNING.argv[1:]))),
+            "the process runs from /opt/other/bin/python3",
+        ),
+        (runs(dataclasses.replace(RUNNING, argv=(*RUNNING.argv, "--port=1"))), "started with other arguments"),
+    ],
+)
+def test_what_runs_decides_and_not_the_files(machine: FakeMachine, arrange: Any, reason: str) -> None:
+    deploy(machine, OLD)
+    arrange(machine)
+    outcome = deploy(machine, OLD)
+    assert reason in outcome.reasons[0]
+    assert (outcome.failure, outcome.generation) == (None, OLD.name)
+    assert deploy(machine, OLD).changed is False
+
+
+def edit_unit(machine: FakeMachine) -> None:
+    machine.paths.unit.write_text(machine.paths.unit.read_text().replace("Restart=always", "Restart=no"))
+
+
+def add_drop_in(machine: FakeMachine) -> None:
+    name = f"/etc/systemd/system/{machine.paths.unit.name}.d/50-hand.conf"
+    path = machine.paths.root / name.lstrip("/")
+    path.parent.mkdir()
+    path.write_text("[Service]\n")
+    machine.drop_ins = (name,)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "repair"),
+    [
+        (edit_unit, "unit file vllm-seat-lab-oracle.service"),
+        (add_drop_in, "remove /etc/systemd/system/vllm-seat-lab-oracle.service.d/50-hand.conf"),
+        (lambda m: generations.point(m.paths.current, None), f"link current: None -> {OLD.name}"),
+        (lambda m: setattr(m, "enabled", False), "enable vllm-seat-lab-oracle.service"),
+        (lambda m: setattr(m, "needs_reload", True), "systemd has not read the unit file yet"),
+    ],
+)
+def test_files_beside_a_right_process_are_put_right_without_a_restart(
+    machine: FakeMachine, arrange: Any, repair: str
+) -> None:
+    deploy(machine, OLD)
+    arrange(machine)
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.repairs, outcome.changed) == (Action.NOTHING, (repair,), True)
+    assert machine.calls == ["install"]
+    assert deploy(machine, OLD).changed is False
+
+
+@pytest.mark.parametrize("killed_at", ["stop", "install", f"start {NEW.name}", f"probe {NEW.name}"])
+def test_a_controller_killed_anywhere_is_put_right_by_the_next_run(
+    machine: FakeMachine, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy(machine, OLD)
+    note = machine._note
+
+    def killed(call: str) -> None:
+        note(call)
+        if call == killed_at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(machine, NEW)
+    machine.locked = False
+    outcome = deploy(machine, NEW)
+    assert (outcome.failure, outcome.generation) == (None, NEW.name)
+    assert links(machine) == (NEW.name, OLD.name)
+    assert deploy(machine, NEW).changed is False
+
+
+@pytest.mark.parametrize("killed_at", ["install", f"start {NEW.name}", f"probe {NEW.name}"])
+def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
+    machine: FakeMachine, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_a_controller_killed_anywhere_is_put_right_by_the_next_run(machine, killed_at, monkeypatch)
+    machine.behaviour[THIRD.name] = BAD
+    assert deploy(machine, THIRD).returned_to == NEW.name
+
+
+def test_foresee_says_what_and_how_long_and_changes_nothing(machine: FakeMachine) -> None:
+    (virgin,) = foresee(machine, [OLD], KEYS, machine.paths.root)
+    assert (virgin.action, virgin.changed, virgin.expected_s) == (Action.START, True, None)
+    assert not machine.paths.home.exists()
+    deploy(machine, OLD)
+    machine.calls.clear()
+    (restart,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert summary_line(restart) == "seat lab-oracle: restart, about 28 s: kv-cache-memory-bytes: 67108864 -> 134217728"
+    (key,) = foresee(machine, [OLD], {SEAT: "sk-seat-2"}, machine.paths.root)
+    assert key.reasons == ("the API key of the seat has changed",)
+    (nothing,) = foresee(machine, [OLD], KEYS, machine.paths.root)
+    assert nothing.changed is False
+    assert machine.calls == []
+
+
+def test_another_api_key_restarts(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    outcome = deploy(machine, OLD, {SEAT: "sk-seat-2"})
+    assert (outcome.action, outcome.generation) == (Action.RESTART, OLD.name)
+    assert "sk-seat" not in repr(outcome)
+
+
+def test_after_a_failure_other_seats_are_left_alone(machine: FakeMachine) -> None:
+    machine.behaviour[OLD.name] = BAD
+    stage_host([OLD], KEYS, check=False, root=machine.paths.root)
+    outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)
+    assert [outcome.wanted for outcome in outcomes] == [OLD.name]
+
+
+def test_old_generations_are_pruned(machine: FakeMachine) -> None:
+    sizes = [f"{64 * step}MiB" for step in range(1, 9)]
+    outcomes = [deploy(machine, generation(kv_cache_memory=size)) for size in sizes]
+    left = {path.name for path in machine.paths.generations.iterdir()}
+    assert left == {outcome.wanted for outcome in outcomes[-5:]}
+    assert [len(outcome.pruned) for outcome in outcomes] == [0] * 5 + [1] * 3
+
+
+def test_staging_tells_what_serves_and_what_is_wanted_without_secrets(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    keys = {SEAT: "sk-seat-2"}
+    (staged,) = stage_host([NEW], keys, check=True, root=machine.paths.root)
+    assert "kv-cache-memory-bytes: 67108864" in staged.before
+    assert "kv-cache-memory-bytes: 134217728" in staged.after
+    assert "sk-seat" not in staged.before + staged.after
+    assert (staged.created, staged.changed) == (True, True)
+    assert not machine.paths.generation(NEW.name).exists()
+    assert machine.paths.api_key.read_text() == "VLLM_API_KEY=sk-seat-1\n"
+    (same,) = stage_host([OLD], KEYS, check=True, root=machine.paths.root)
+    assert (same.changed, same.before, same.after) == (False, "", "")
+
+
+def test_api_keys_are_private(machine: FakeMachine) -> None:
+    stage_host([OLD], KEYS, check=False, root=machine.paths.root)
+    assert machine.paths.api_key.stat().st_mode & 0o777 == 0o600
+    assert machine.paths.home.stat().st_mode & 0o777 == 0o755
+
+
+def test_seats_nobody_declares_are_named(machine: FakeMachine) -> None:
+    assert unmanaged([], machine.paths.root) == []
+    stage_host([OLD], KEYS, check=False, root=machine.paths.root)
+    assert unmanaged([], machine.paths.root) == [SEAT]
+    assert unmanaged([SEAT], machine.paths.root) == []
