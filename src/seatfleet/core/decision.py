@@ -142,7 +142,8 @@ def _repairs(wanted: Wanted, seen: SeatState, disk: OnDisk) -> list[str]:
         repairs.append(f"link current: {disk.current} -> {wanted.generation}")
     if disk.unit_text != wanted.unit_text:
         repairs.append(f"unit file {wanted.unit}")
-    elif seen.unit.needs_reload:
+    repairs += [f"remove {path}" for path in seen.unit.drop_ins]
+    if seen.unit.needs_reload and not repairs:
         repairs.append("systemd has not read the unit file yet")
     if not seen.unit.enabled:
         repairs.append(f"enable {wanted.unit}")

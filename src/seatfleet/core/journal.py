@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
+# A refused parser names all 70 known ones.
+MAX_LENGTH = 600
 # "(EngineCore pid=123) ERROR 11-29 20:11:02 [core.py:1234] text", every part optional but the text.
 _PREFIX = re.compile(
     r"^(?:\((?P<process>[\w:.-]+)(?: pid=\d+)?\) ?)?"
@@ -19,6 +22,8 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|In
 _ARGPARSE = re.compile(r"^(?:\S+ )*\S*: error: ")
 # What systemd says when the process never came to be.
 _SYSTEMD = re.compile(r"^(?:\S+\.service: )?Failed (?:at step|to) ")
+# pydantic names the field and what is wrong with it on the two lines that follow.
+_VALIDATION = re.compile(r"validation errors? for \w+$")
 # They say that something else failed.
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|See root cause above|EngineDeadError|SystemExit|KeyboardInterrupt"
@@ -34,15 +39,18 @@ def first_cause(lines: Iterable[str]) -> str | None:
     """
     logged = None
     consequence = None
-    for line in lines:
+    rest = iter(lines)
+    for line in rest:
         text, level = _strip(line)
         if _EXCEPTION.match(text) or _ARGPARSE.match(text) or _SYSTEMD.match(text):
+            if _VALIDATION.search(text):
+                text = " ".join([text, *(_strip(detail)[0] for detail in islice(rest, 2))])
             if not _CONSEQUENCE.search(text):
-                return text
+                return text[:MAX_LENGTH]
             consequence = consequence or text
         elif logged is None and level in {"ERROR", "CRITICAL"} and _says_something(text):
             logged = text
-    return logged or consequence
+    return (logged or consequence or "")[:MAX_LENGTH] or None
 
 
 def _strip(line: str) -> tuple[str, str | None]:

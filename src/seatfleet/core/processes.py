@@ -10,6 +10,7 @@ from .sockets import PROC, Owner, cgroup_of, listeners
 
 # The properties that `systemctl show` is asked for; parse_show() needs all of them.
 PROPERTIES = (
+    "Id",
     "LoadState",
     "ActiveState",
     "SubState",
@@ -26,8 +27,12 @@ PROPERTIES = (
 
 @dataclass(frozen=True)
 class UnitState:
-    """A unit as ``systemctl show`` describes it."""
+    """A unit as ``systemctl show`` describes it.
 
+    ``control_group`` is never empty: systemd says nothing of a dead unit's, where left-over processes would be.
+    """
+
+    name: str
     load: str
     active: str
     sub: str
@@ -98,17 +103,20 @@ def parse_show(text: str) -> UnitState:
         KeyError: systemd left a property out.
     """
     properties = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    name = properties["Id"]
     return UnitState(
+        name=name,
         load=properties["LoadState"],
         active=properties["ActiveState"],
         sub=properties["SubState"],
         result=properties.get("Result", "success"),
         main_pid=int(properties.get("MainPID") or 0),
         restarts=int(properties.get("NRestarts") or 0),
-        control_group=properties["ControlGroup"],
+        control_group=properties["ControlGroup"] or f"/system.slice/{name}",
         enabled=properties["UnitFileState"] == "enabled",
         needs_reload=properties["NeedDaemonReload"] == "yes",
-        drop_ins=tuple(properties["DropInPaths"].split()),
+        # Those of all services, which a distribution may have, are none of ours.
+        drop_ins=tuple(path for path in properties["DropInPaths"].split() if Path(path).parent.name == f"{name}.d"),
         exit_status=int(properties.get("ExecMainStatus") or 0),
     )
 
@@ -132,8 +140,6 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
 
 def cgroup_pids(control_group: str, proc: Path = PROC) -> tuple[int, ...]:
     """Return the processes in a control group and below it."""
-    if not control_group:
-        return ()
     pids = sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
     groups = ((pid, cgroup_of(pid, proc)) for pid in pids)
     return tuple(pid for pid, group in groups if group == control_group or group.startswith(f"{control_group}/"))

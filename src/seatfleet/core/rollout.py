@@ -248,6 +248,8 @@ class Rollout:
         text = generations.read_unit(self.paths, name)
         if text is None:
             raise RolloutError(f"{self.paths.generation(name)} has no unit file: somebody removed it")
+        for drop_in in self.machine.unit_state(self.wanted.unit).drop_ins:
+            (self.paths.root / drop_in.lstrip("/")).unlink()
         if _read(self.paths.unit) != text:
             write_atomic(self.paths.unit, text)
         self.machine.install(self.wanted.unit)

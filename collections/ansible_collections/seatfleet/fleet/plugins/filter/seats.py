@@ -1,29 +1,64 @@
-"""Filters that turn the seats of a host into what its modules take."""
+"""Filters that turn the seats of a host into what its roles and modules take."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import render_host
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render_host import (
-    HostInput,
-    render_host,
-    seat_api_keys,
-)
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import Seat
+
+Mapping = dict[str, Any]
 
 
-def generations(seats: dict[str, Any], presets: dict[str, Any] | None = None, **given: Any) -> list[dict[str, Any]]:
+def generations(
+    seats: Mapping,
+    host: str,
+    releases: list[Mapping],
+    models: list[Mapping],
+    catalogue: Mapping,
+    hardware: Mapping,
+    presets: Mapping | None = None,
+    release_root: str = "/opt/vllm/releases",
+    model_root: str = "/srv/models",
+    **host_class: object,
+) -> list[Mapping]:
     try:
-        rendered = render_host(HostInput(seats=seats, presets=Presets(**(presets or {})), **given))
+        given = render_host.HostInput(
+            host=host,
+            seats=seats,
+            releases=render_host.release_refs(releases, release_root),
+            models=render_host.model_refs(models, model_root, catalogue),
+            hardware=hardware,
+            presets=Presets(**(presets or {})),
+            **host_class,
+        )
+        return [generation.as_dict() for generation in render_host.render_host(given)]
     except ProblemsError as error:
         raise AnsibleFilterError(str(error)) from error
-    return [generation.as_dict() for generation in rendered]
+
+
+def used(what: Callable[[list[Seat]], list[Any]]) -> Callable[..., list[Any]]:
+    def of_seats(seats: Mapping, host: str, presets: Mapping | None = None) -> list[Any]:
+        try:
+            return what(render_host.load_seats(seats, host, Presets(**(presets or {}))))
+        except ProblemsError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return of_seats
 
 
 class FilterModule:
     """What Ansible asks for."""
 
-    def filters(self) -> dict[str, Any]:
-        return {"seat_generations": generations, "seat_api_keys": seat_api_keys}
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "seat_generations": generations,
+            "seat_api_keys": render_host.seat_api_keys,
+            "seat_releases": used(render_host.used_releases),
+            "seat_models": used(render_host.used_models),
+            "seat_ports": used(lambda seats: sorted(seat.port for seat in seats)),
+        }
