@@ -7,7 +7,6 @@ itself. Two take the real one, from the wheel that Python bundles.
 from __future__ import annotations
 
 import ensurepip
-import hashlib
 import os
 import platform
 import shutil
@@ -20,81 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_release import PATCHED, PRISTINE, SERIES, TARGET, add_tiny_pip, fill, release_of
 
-from seatfleet.clients import wheels
-from seatfleet.clients.wheelhouse import pin_of, write_archive
+from seatfleet.clients.wheelhouse import write_archive
 from seatfleet.core import installs, patches, releases
 from seatfleet.core.installs import Host, InstallError
-from seatfleet.core.locks import Lock, Pin, Target
-from seatfleet.core.patches import FileChange, Patch, Series
+from seatfleet.core.locks import Pin, Target
 from seatfleet.core.problems import ProblemsError
 from seatfleet.core.releases import Release
-
-TARGET = Target(sys.version_info.minor, platform.machine(), 17)
-PRISTINE = "answer = 41\n"
-PATCHED = "answer = 42\n"
-DIFF = "--- a/engine/core.py\n+++ b/engine/core.py\n@@ -1 +1 @@\n-answer = 41\n+answer = 42\n"
-HANG = "import os, pathlib, time\npathlib.Path(os.environ['HOME'], '..', 'hanging').touch()\ntime.sleep(60)\n"
-
-
-def sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-SERIES = Series(
-    "engine",
-    "1.0",
-    (
-        Patch(
-            "answer",
-            "0001-answer.patch",
-            sha(DIFF),
-            {"engine/core.py": FileChange(sha(PRISTINE), sha(PATCHED))},
-            why="w",
-            upstream="u",
-            seats="s",
-            tested="t",
-        ),
-    ),
-)
-
-
-# The stand-in for pip: unpacks the wheels of the requirements file and writes their scripts.
-TINY_PIP = b"""
-import configparser, pathlib, sys, sysconfig, zipfile
-options = dict(part[2:].split("=", 1) for part in sys.argv[1:] if "=" in part)
-site, scripts = (pathlib.Path(sysconfig.get_path(name)) for name in ("purelib", "scripts"))
-for line in pathlib.Path(options["requirement"]).read_text().splitlines():
-    with zipfile.ZipFile(pathlib.Path(options["find-links"], line.split()[3])) as wheel:
-        wheel.extractall(site)
-        for name in wheel.namelist():
-            if name.endswith("entry_points.txt"):
-                entries = configparser.ConfigParser()
-                entries.read_string(wheel.read(name).decode())
-                for script in entries["console_scripts"]:
-                    (scripts / script).write_text(f"#!{sys.executable}\\n")
-"""
-
-
-def fill(directory: Path) -> Path:
-    files = {
-        "engine/__init__.py": b"",
-        "engine/core.py": PRISTINE.encode(),
-        "engine/other.py": b"other = 1\n",
-        "engine/broken.py": b"raise RuntimeError('no such device')\n",
-        "engine/hang.py": HANG.encode(),
-        "{dist-info}/entry_points.txt": b"[console_scripts]\nengine = engine.core:main\n",
-    }
-    wheels.build_wheel(directory, "engine", "1.0", files, "")
-    wheels.build_shim(directory, "shim", "1.0+cpu", "engine==1.0")
-    return directory
 
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = fill(tmp_path_factory.mktemp("wheelhouse"))
-    wheels.build_wheel(directory, "pip", "1.0", {"pip/__main__.py": TINY_PIP, "pip/__init__.py": b""}, "")
-    return directory
+    return add_tiny_pip(directory)
 
 
 @pytest.fixture
@@ -105,11 +43,6 @@ def real_pip_wheelhouse(tmp_path: Path) -> Path:
     for pip in (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"):
         shutil.copy(pip, directory)
     return fill(directory)
-
-
-def release_of(wheelhouse: Path, imports: tuple[str, ...] = ("engine.core",)) -> Release:
-    pins = tuple(pin_of(path, "index") for path in sorted(wheelhouse.glob("*.whl")))
-    return Release("r", "engine", "1.0", Lock(TARGET, pins), SERIES, {"answer": DIFF}, imports)
 
 
 @pytest.fixture
@@ -188,10 +121,10 @@ def test_an_import_that_fails_leaves_no_marker_and_the_next_run_starts_over(ensu
 def test_a_killed_install_never_looks_finished(ensure: Ensure, release: Release, host: Host, wheelhouse: Path) -> None:
     script = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[1:3]\n"
-        "import test_installs as t\n"
+        "from small_release import release_of; from seatfleet.core import installs\n"
         "house, root = map(Path, sys.argv[3:5])\n"
-        "host, release = t.Host(root, python=sys.executable), t.release_of(house, ('engine.hang',))\n"
-        "t.installs.ensure(host, release, house, every_file=False, repair=False, check=False)\n"
+        "host, release = installs.Host(root, python=sys.executable), release_of(house, ('engine.hang',))\n"
+        "installs.ensure(host, release, house, every_file=False, repair=False, check=False)\n"
     )
     here = Path(__file__).resolve().parent
     scratch = host.root.parent / "tmp"
