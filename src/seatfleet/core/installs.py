@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import patches
-from .files import canonical_json, pretty_json, sha256_file, sync_directory, umask, write_atomic
+from .files import CHUNK, canonical_json, pretty_json, sha256_file, sync_directory, umask, write_atomic
 from .locks import Lock, Pin
 from .problems import Problem, ProblemsError
 from .releases import LAYOUT, MARKER, SERIES, Release, examine, locked, remove, site_packages
@@ -86,7 +86,7 @@ def ensure(host: Host, release: Release, wheelhouse: Path, *, every_file: bool, 
     if check:
         return Outcome(release, path, before, changed=True)
     started = time.monotonic()
-    with umask(0o022), _wheels(wheelhouse, host.root) as wheels:
+    with umask(0o022), _wheels(wheelhouse, host.root, release.lock) as wheels:
         _install(host, release, wheels, every_file)
     return Outcome(release, path, before, changed=True, seconds=round(time.monotonic() - started, 1))
 
@@ -141,15 +141,21 @@ def wheelhouse_problems(wheelhouse: Path, release: Release) -> list[Problem]:
 
 
 @contextmanager
-def _wheels(wheelhouse: Path, root: Path) -> Iterator[Path]:
-    """Give a directory of wheels; an archive is unpacked beside the releases and removed again."""
+def _wheels(wheelhouse: Path, root: Path, lock: Lock) -> Iterator[Path]:
+    """Give a directory of wheels; those of an archive are unpacked beside the releases and removed again."""
     if wheelhouse.is_dir():
         yield wheelhouse
         return
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=root) as scratch:
+        # By name, not extractall: its filter argument came with Python 3.11.4, and Debian 12 has 3.11.2.
         with tarfile.open(wheelhouse) as archive:
-            archive.extractall(scratch, filter="data")
+            members = {member.name: member for member in archive if member.isfile()}
+            for pin in lock.pins:
+                stream = archive.extractfile(members[pin.file]) if pin.file in members else None
+                if stream is not None:
+                    with stream, (Path(scratch) / pin.file).open("wb") as target:
+                        shutil.copyfileobj(stream, target, CHUNK)
         yield Path(scratch)
 
 

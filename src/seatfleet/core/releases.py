@@ -29,7 +29,8 @@ from .problems import Problem, ProblemsError
 LAYOUT = 1
 MARKER = "release.json"
 SERIES = "series.json"
-DEFAULT_IMPORTS = ("torch", "vllm", "vllm.engine.arg_utils")
+# The last one imports what `vllm serve` does; `vllm` alone is lazy and would not miss a forgotten dependency.
+DEFAULT_IMPORTS = ("torch", "vllm", "vllm.entrypoints.cli.serve")
 _ID = re.compile(r"[A-Za-z0-9.+!]+-[0-9a-f]{12}")
 
 

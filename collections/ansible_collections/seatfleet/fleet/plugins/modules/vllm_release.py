@@ -54,7 +54,7 @@ options:
         description: Modules that the service user must be able to import.
         type: list
         elements: str
-        default: [torch, vllm, vllm.engine.arg_utils]
+        default: [torch, vllm, vllm.entrypoints.cli.serve]
       wheelhouse:
         description: Directory or tar archive on the host with the wheels. Read only when the release is absent.
         type: path
