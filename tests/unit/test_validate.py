@@ -51,6 +51,8 @@ def test_the_shipped_inventories_have_no_problem(inventory: str, capsys: pytest.
     assert (placeholder in out) == (inventory == "production")
     assert re.findall(r"^\S+ +(\S+) ", out, re.MULTILINE)[1 : len(seats) + 1] == seats
     assert f"{len(seats)} seats, no problem found" in out
+    assert ("560,654 tokens, 2.14 x 262,144 (fitted)" in out) == (inventory == "production")
+    assert ("everything checked" in out) == (inventory == "lab")
 
 
 def test_placeholders_of_production_refuse_a_deploy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +74,19 @@ def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.Cap
         "1 problem, nothing was changed:\n"
         "  group_vars/fv_ml1/seats.yml:1: expected YAML, seen expected the node content, but found '}'\n"
     )
+
+
+def test_a_config_file_that_its_manifest_does_not_list(
+    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(PROJECT / "files", files)
+    (project / "files").unlink()
+    (project / "files").symlink_to(files)
+    (files / "models/tiny-oracle.config.json").write_text("{}")
+    assert main(["validate", "-i", str(project / "inventory/lab")]) == 2
+    err = capsys.readouterr().err
+    assert "expected the config.json that files/models/tiny-oracle.json lists, sha256 080f81af" in err
 
 
 def documented(start: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -107,6 +108,24 @@ class Project:
         """Return the revision in a model's manifest, None when there is no such file."""
         file = self.root / path
         return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
+
+    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
+        """Return the content of a copy of a model's config.json, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is not the file that the manifest lists: the revision moved on without it.
+        """
+        file, listing = self.root / path, self.root / manifest
+        if not file.is_file() or not listing.is_file():
+            return None
+        content = file.read_bytes()
+        listed = json.loads(listing.read_text(encoding="utf-8"))["files"].get("config.json", {}).get("sha256")
+        found = hashlib.sha256(content).hexdigest()
+        if found != listed:
+            expected = f"the config.json that {manifest} lists, sha256 {listed}"
+            raise ProblemsError([Problem(path, "model", "facts.config", expected, found)])
+        result: dict[str, Any] = json.loads(content)
+        return result
 
     def series(self, name: str) -> Series | None:
         """Return the series in ``files/patches/<name>/series.yml``, None when there is none.

@@ -79,7 +79,11 @@ class Planner(Protocol):
     """Says whether a seat's context fits its KV pool."""
 
     def __call__(self, seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
-        """Return the fit; ``catalogues`` has ``models`` and ``releases``, ``hardware`` is ``fleet_hardware``."""
+        """Return the fit.
+
+        ``catalogues`` has ``releases`` and ``models`` as written, except that ``facts.config`` is the content of that
+        file; ``hardware`` is ``fleet_hardware``.
+        """
 
 
 class ProjectFiles(Protocol):
@@ -90,6 +94,13 @@ class ProjectFiles(Protocol):
 
     def manifest_revision(self, path: str) -> str | None:
         """Return the revision that a model's manifest is of, None when there is no such file."""
+
+    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
+        """Return the content of a copy of a model's config.json, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is not the file that the manifest lists.
+        """
 
     def series(self, name: str) -> Series | None:
         """Return a patch series, None when there is none of that name.
@@ -210,6 +221,8 @@ def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any
         found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
         return found if isinstance(found, Mapping) else {}
 
+    if seat.speculative is not None and facts(seat.model).get("kv_layout") is not None:
+        return Fit(unknown=f"the kv_layout of {seat.model} holds without speculation only")
     release = catalogues["releases"].get(seat.release)
     version = release.get("version") if isinstance(release, Mapping) else None
     found = check_fit(
@@ -243,7 +256,7 @@ def check_fleet(
         for item in mine:
             _check_references(item, catalogue, hardware, files, report)
             _check_keys(item, hosts[host], report)
-            _check_fit(item, catalogue, hosts[host], planner, report)
+            _check_fit(item, hosts[host], files, planner, report)
         _check_sharing(mine, report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
@@ -538,26 +551,46 @@ def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> No
 
 
 def _check_fit(
-    item: _Item, catalogue: _Catalogue, variables: Mapping[str, Any], planner: Planner | None, report: Report
+    item: _Item,
+    variables: Mapping[str, Any],
+    files: ProjectFiles | None,
+    planner: Planner | None,
+    report: Report,
 ) -> None:
     """Ask the planner whether the context fits the KV pool; without an answer say that it was not checked."""
-    seat = item.read.seat
-    what = ("max_model_len",)
+    seat, what = item.read.seat, ("max_model_len",)
     if planner is None or seat is None:
         reason = ": this build has no planner" if planner is None else ", because the seat is not complete here"
         report.skip(item.unchecked(what, f"the KV fit{reason}"), [item.host])
         return
-    catalogues = {name: variables.get(name) for name in ("models", "releases")}
-    hardware = variables.get("fleet_hardware")
-    if not isinstance(hardware, Mapping) or not all(isinstance(value, Mapping) for value in catalogues.values()):
+    models, releases, hardware = (variables.get(name) for name in ("models", "releases", "fleet_hardware"))
+    if not (isinstance(models, Mapping) and isinstance(releases, Mapping) and isinstance(hardware, Mapping)):
         return
-    fit = planner(seat, catalogues, hardware)
+    used = {seat.model, seat.speculative.model if seat.speculative else None} & set(models)
+    try:
+        read = {name: _with_config(models[name], files) for name in used}
+    except ProblemsError as error:
+        for problem in error.problems:
+            report.add(problem, [item.host])
+        return
+    fit = planner(seat, {"models": read, "releases": releases}, hardware)
     for field_name, expected, seen in fit.problems:
         report.add(item.problem(tuple(field_name.split(".")), expected, seen), [item.host])
     if fit.unknown is not None:
         report.skip(item.unchecked(what, f"the KV fit: {fit.unknown}"), [item.host])
     elif fit.summary:
         report.fits[item.host, item.name] = fit.summary
+
+
+def _with_config(model: object, files: ProjectFiles | None) -> Mapping[str, Any]:
+    """Return a model as written with the content of its ``facts.config`` in place of the path."""
+    entry = model if isinstance(model, Mapping) else {}
+    facts = entry.get("facts")
+    path = facts.get("config") if isinstance(facts, Mapping) else None
+    if not isinstance(facts, Mapping) or not isinstance(path, str) or files is None:
+        return entry
+    config = files.model_config(path, str(entry.get("manifest")))
+    return {**entry, "facts": {**facts, "config": config}}
 
 
 def _check_sharing(items: Sequence[_Item], report: Report) -> None:
