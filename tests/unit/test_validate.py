@@ -237,7 +237,31 @@ def test_a_deploy_is_refused_while_placeholders_are_left(play: Play) -> None:
     assert code != 0
     vault = [line for line in lines(out) if line.startswith("group_vars/production/vault.yml")]
     assert len(vault) == 7
+    assert any(
+        line.startswith("group_vars/gw_1/main.yml:6: gateway: gateway_query_engine.sha256:") for line in lines(out)
+    )
     assert "sk-" not in out.replace("sk-...", "")
+
+
+ENCRYPTED = """!vault |
+      $ANSIBLE_VAULT;1.1;AES256
+      3332313033343030313233343536373839303132333435363738393031323334
+      3536373839303132333435363738393031323334
+"""
+
+
+def test_encrypted_values_are_not_looked_at(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    """With single values encrypted, names stay readable and validation needs no vault password."""
+    vault = play.root / "group_vars/production/vault.yml"
+    vault.write_text(re.sub(r'"<fill in: .*"\n', ENCRYPTED, vault.read_text()))
+    edit(play.root, "fv_ml1/seats.yml", "infra-ops", "infra-opps")
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    assert code == 2
+    assert "did you mean 'infra-ops'?" in out
+    code, out = play.run("-l", "gw-1,fv-ml1")
+    assert code != 0
+    assert any("did you mean 'infra-ops'?" in line for line in lines(out))
+    assert not any("vault" in line for line in lines(out))
 
 
 def test_a_variable_that_cannot_be_evaluated_is_a_problem_of_its_host(play: Play) -> None:

@@ -59,6 +59,7 @@ FLEET_VARIABLES = (
     "fleet_hardware",
     "gateway_key_names",
     "gateway_control_key",
+    "gateway_query_engine",
 )
 
 
@@ -261,7 +262,7 @@ def check_fleet(
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
     _check_aliases([item for item in items if item.active], report)
-    _check_vault(hosts, locate, report)
+    _check_placeholders(hosts, locate, report)
     for item in items:
         if item.read.seat is not None:
             report.seats[item.host, item.name] = item.read.seat
@@ -651,16 +652,15 @@ def _check_aliases(items: Sequence[_Item], report: Report) -> None:
             report.add(item.problem(("aliases", alias, "fallback"), expected, show(fallback)), [item.host])
 
 
-def _check_vault(hosts: Mapping[str, Mapping[str, Any]], locate: Locate, report: Report) -> None:
-    """Placeholders of the shipped vault example must be replaced before a deploy."""
+def _check_placeholders(hosts: Mapping[str, Mapping[str, Any]], locate: Locate, report: Report) -> None:
+    """Report placeholders of the shipped examples, which must be replaced before a deploy."""
     for host, variables in hosts.items():
         for name, value in variables.items():
-            if not name.startswith("vault_"):
+            if not name.startswith(("vault_", "gateway_")):
                 continue
             leaves = value.items() if isinstance(value, Mapping) else [("", value)]
             for key, leaf in leaves:
                 if is_placeholder(leaf):
                     path = (name, str(key)) if key else (name,)
-                    report.skip(
-                        Unchecked("vault", ".".join(path), _PLACEHOLDER, locate(host, path), blocks=True), [host]
-                    )
+                    subject = "vault" if name.startswith("vault_") else "gateway"
+                    report.skip(Unchecked(subject, ".".join(path), _PLACEHOLDER, locate(host, path), True), [host])
