@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write the documents that are generated from the code, or with ``--check`` say which are out of date (exit code 1).
 
-One source, one place: a role's README comes from its ``meta/argument_specs.yml`` and ``defaults/main.yml``.
+One source, one place: a role's README comes from its ``meta/argument_specs.yml`` and ``defaults/main.yml``, the fields
+of seats and catalogues from the tables in ``seatfleet.core``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from seatfleet.core.schema_docs import fill_tables, json_schema_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,6 +65,9 @@ def documents() -> Iterator[tuple[Path, str]]:
     """Yield every generated document with the content it should have."""
     for role in sorted(path.parent.parent for path in ROOT.glob("roles/*/meta/argument_specs.yml")):
         yield role / "README.md", role_readme(role)
+    yield ROOT / "docs/seat.schema.json", json_schema_text()
+    seats = ROOT / "docs/seats.md"
+    yield seats, fill_tables(seats.read_text())
 
 
 def main() -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from seatfleet.core.fleet import Fit, Report, Unchecked, check_fleet
+from seatfleet.core.fleet import Fit, Report, Unchecked, check_fleet, kv_fit
 from seatfleet.core.patches import FileChange, Patch, Series
-from seatfleet.core.problems import ProblemsError
+from seatfleet.core.problems import Problem, ProblemsError
 from seatfleet.core.seat import Seat
 
 FLEET = """
@@ -97,7 +97,16 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 def patch(name: str, needs: tuple[str, ...] = (), **required_when: object) -> Patch:
     change = FileChange("0" * 64, "1" * 64)
     return Patch(
-        name, f"{name}.patch", "2" * 64, {f"{name}.py": change}, f"it needs the {name}", "", "", "", needs, **required_when
+        name,
+        f"{name}.patch",
+        "2" * 64,
+        {f"{name}.py": change},
+        f"it needs the {name}",
+        "",
+        "",
+        "",
+        needs,
+        **required_when,
     )
 
 
@@ -120,6 +129,13 @@ class Files:
 
     def manifest_revision(self, path: str) -> str | None:
         return self.revision if self.exists(path) else None
+
+    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
+        if not self.exists(path):
+            return None
+        if path == "stale.json":
+            raise ProblemsError([Problem(path, "model", "facts.config", f"that of {manifest}", "another")])
+        return {"from": path}
 
     def series(self, name: str) -> Series | None:
         if not self.exists(name):
@@ -315,6 +331,49 @@ def test_the_planner_is_asked_and_believed() -> None:
     assert [str(item) for item in report.not_checked] == [
         "seats: seat agent on spark-1: max_model_len: the KV fit: no geometry of big"
     ]
+
+
+def test_the_planner_gets_the_content_of_config_files() -> None:
+    seen: dict[str, object] = {}
+
+    def planner(seat: Seat, catalogues: Mapping[str, Any], _hardware: Mapping[str, Any]) -> Fit:
+        seen.update({name: entry["facts"].get("config") for name, entry in catalogues["models"].items()})
+        return Fit()
+
+    hosts = fleet("all.models.big.facts.config = big.json", "all.models.drafter.facts.config = missing.json")
+    report = check_fleet(hosts, files=Files(missing=["missing.json"]), planner=planner)
+    assert report.problems == {}
+    assert seen == {"flash": None, "big": {"from": "big.json"}, "drafter": None}
+
+
+def test_a_config_file_of_another_revision_is_a_problem() -> None:
+    assert problems("all.models.big.facts.config = stale.json") == [
+        "stale.json: model: facts.config: expected that of files/models/big.json, seen another"
+    ]
+
+
+LAYOUT = "all.models.flash.facts.kv_layout = {block_bytes: 40550400, full: [1600], fixed: 9, build: measured}"
+MTP = "fv-ml1.seats.flash-next.speculative = {method: mtp, num_speculative_tokens: 1}"
+
+
+def test_the_real_planner() -> None:
+    """The published pool: 560,654 tokens in 14 GiB at 262,144; at 6 GiB the context does not fit."""
+    report = check_fleet(fleet(LAYOUT), files=Files(), planner=kv_fit)
+    assert report.fits == {("fv-ml1", "flash-next"): "560,654 tokens, 2.14 x 262,144 (fitted)"}
+    assert [item.why for item in report.not_checked] == [
+        "the KV fit: the pool's size is known only after the start (gpu_memory_utilization)"
+    ]
+    small = check_fleet(fleet(LAYOUT, "fv-ml1.seats.flash-next.kv_cache_memory = 6GiB"), files=Files(), planner=kv_fit)
+    assert [problem.expected for problem in small.problems] == [
+        "at most 238,400 with kv_cache_memory 6.00 GiB, or at least 6.53 GiB for it"
+    ]
+
+
+def test_a_fitted_layout_says_nothing_about_a_seat_that_drafts() -> None:
+    hosts = fleet(LAYOUT, MTP, "fv-ml1.seats.flash-next.speculative_why = null")
+    report = check_fleet(hosts, files=Files(), planner=kv_fit)
+    assert ("fv-ml1", "flash-next") not in report.fits
+    assert "the KV fit: the kv_layout of flash holds without speculation only" in [i.why for i in report.not_checked]
 
 
 def test_scope_of_problems() -> None:

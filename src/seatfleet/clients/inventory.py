@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
 def project_of(source: Path) -> Path:
     """Return the project of ``inventory/<name>``: two directories up, as ``fleet_project_dir`` says."""
     directory = source if source.is_dir() else source.parent
-    return directory.absolute().parent.parent
+    return directory.resolve().parent.parent
 
 
 def _list(source: Path, limit: str | None) -> dict[str, Any]:
@@ -72,10 +73,25 @@ def _list(source: Path, limit: str | None) -> dict[str, Any]:
         problem = Problem("", "", "ansible-inventory", "on the PATH (run `make setup`)", "no such command")
         raise ProblemsError([problem]) from None
     if done.returncode != 0:
+        if broken := list(_broken_files(source, project)):
+            raise ProblemsError(broken)
         seen = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise ProblemsError([Problem(str(source), "", "inventory", "one that ansible-inventory can read", seen)])
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def _broken_files(source: Path, project: Path) -> Iterator[Problem]:
+    """Yield the files beside an inventory that are not YAML: ``ansible-inventory`` does not name them."""
+    directory = source if source.is_dir() else source.parent
+    for file in sorted([*directory.glob("*.yml"), *directory.glob("*_vars/**/*.yml")]):
+        try:
+            yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            resolved = file.resolve()
+            shown = resolved.relative_to(project) if resolved.is_relative_to(project) else file
+            yield Problem(f"{shown}:{mark.line + 1 if mark else 1}", "", "", "YAML", error.problem or str(error))
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,24 @@ class Project:
         """Return the revision in a model's manifest, None when there is no such file."""
         file = self.root / path
         return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
+
+    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
+        """Return the content of a copy of a model's config.json, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is not the file that the manifest lists: the revision moved on without it.
+        """
+        file, listing = self.root / path, self.root / manifest
+        if not file.is_file() or not listing.is_file():
+            return None
+        content = file.read_bytes()
+        listed = json.loads(listing.read_text(encoding="utf-8"))["files"].get("config.json", {}).get("sha256")
+        found = hashlib.sha256(content).hexdigest()
+        if found != listed:
+            expected = f"the config.json that {manifest} lists, sha256 {listed}"
+            raise ProblemsError([Problem(path, "model", "facts.config", expected, found)])
+        result: dict[str, Any] = json.loads(content)
+        return result
 
     def series(self, name: str) -> Series | None:
         """Return the series in ``files/patches/<name>/series.yml``, None when there is none.

@@ -101,7 +101,7 @@ def _row(seat: Seat, report: Report) -> tuple[str, ...]:
         ",".join(str(gpu) for gpu in seat.gpus) or "-",
         str(seat.port),
         f"{seat.max_model_len:,}",
-        report.fits.get((seat.host, seat.name), memory),
+        ": ".join(part for part in (memory, report.fits.get((seat.host, seat.name))) if part),
         "off" if spec is None else f"{spec.method} n={spec.num_speculative_tokens}",
         ",".join(alias.name for alias in seat.aliases) or "-",
     )

@@ -61,6 +61,21 @@ RELEASE = Record(
     ),
 )
 
+KV_LAYOUT = Record(
+    "kv_layout",
+    (
+        Field("block_bytes", Integer(1, 1 << 40), "Bytes of one block over all layers.", required=True),
+        Field(
+            "full",
+            Items(Integer(1, 1_000_000), "tokens per block, one entry per group of full attention", unique=False),
+            "Tokens per block of each group of full attention.",
+            required=True,
+        ),
+        Field("fixed", Integer(0, 1_000_000), "Blocks that do not depend on the length.", required=True),
+        Field("build", _SENTENCE, "The build whose log it reproduces.", required=True),
+    ),
+)
+
 NEED = Record(
     "a patch need",
     (
@@ -84,11 +99,12 @@ FACTS = Record(
         Field("engram_table", Size(), "Size of its n-gram (PLE) table, when it has one.", nullable=True),
         Field("min_vllm", _VERSION, "Oldest vLLM that serves it correctly.", nullable=True),
         Field("drafts_for", Items(_WORD, "model names"), "As a drafter: the models it was made for.", default=()),
+        Field("config", _FILE, "The checkpoint's config.json, from which the planner counts KV blocks.", nullable=True),
         Field(
-            "more",
-            Table(_WORD, Plain(), "names to values"),
-            "Further facts, for the planner and the probe.",
-            default={},
+            "kv_layout",
+            KV_LAYOUT,
+            "KV blocks fitted to the log of a seat without speculation, where config cannot tell.",
+            nullable=True,
         ),
     ),
 )

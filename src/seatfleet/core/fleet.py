@@ -59,6 +59,7 @@ FLEET_VARIABLES = (
     "fleet_hardware",
     "gateway_key_names",
     "gateway_control_key",
+    "gateway_query_engine",
 )
 
 
@@ -79,7 +80,11 @@ class Planner(Protocol):
     """Says whether a seat's context fits its KV pool."""
 
     def __call__(self, seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any]) -> Fit:
-        """Return the fit; ``catalogues`` has ``models`` and ``releases``, ``hardware`` is ``fleet_hardware``."""
+        """Return the fit.
+
+        ``catalogues`` has ``releases`` and ``models`` as written, except that ``facts.config`` is the content of that
+        file; ``hardware`` is ``fleet_hardware``.
+        """
 
 
 class ProjectFiles(Protocol):
@@ -90,6 +95,13 @@ class ProjectFiles(Protocol):
 
     def manifest_revision(self, path: str) -> str | None:
         """Return the revision that a model's manifest is of, None when there is no such file."""
+
+    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
+        """Return the content of a copy of a model's config.json, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is not the file that the manifest lists.
+        """
 
     def series(self, name: str) -> Series | None:
         """Return a patch series, None when there is none of that name.
@@ -210,6 +222,8 @@ def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any
         found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
         return found if isinstance(found, Mapping) else {}
 
+    if seat.speculative is not None and facts(seat.model).get("kv_layout") is not None:
+        return Fit(unknown=f"the kv_layout of {seat.model} holds without speculation only")
     release = catalogues["releases"].get(seat.release)
     version = release.get("version") if isinstance(release, Mapping) else None
     found = check_fit(
@@ -243,12 +257,12 @@ def check_fleet(
         for item in mine:
             _check_references(item, catalogue, hardware, files, report)
             _check_keys(item, hosts[host], report)
-            _check_fit(item, catalogue, hosts[host], planner, report)
+            _check_fit(item, hosts[host], files, planner, report)
         _check_sharing(mine, report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
     _check_aliases([item for item in items if item.active], report)
-    _check_vault(hosts, locate, report)
+    _check_placeholders(hosts, locate, report)
     for item in items:
         if item.read.seat is not None:
             report.seats[item.host, item.name] = item.read.seat
@@ -538,26 +552,46 @@ def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> No
 
 
 def _check_fit(
-    item: _Item, catalogue: _Catalogue, variables: Mapping[str, Any], planner: Planner | None, report: Report
+    item: _Item,
+    variables: Mapping[str, Any],
+    files: ProjectFiles | None,
+    planner: Planner | None,
+    report: Report,
 ) -> None:
     """Ask the planner whether the context fits the KV pool; without an answer say that it was not checked."""
-    seat = item.read.seat
-    what = ("max_model_len",)
+    seat, what = item.read.seat, ("max_model_len",)
     if planner is None or seat is None:
         reason = ": this build has no planner" if planner is None else ", because the seat is not complete here"
         report.skip(item.unchecked(what, f"the KV fit{reason}"), [item.host])
         return
-    catalogues = {name: variables.get(name) for name in ("models", "releases")}
-    hardware = variables.get("fleet_hardware")
-    if not isinstance(hardware, Mapping) or not all(isinstance(value, Mapping) for value in catalogues.values()):
+    models, releases, hardware = (variables.get(name) for name in ("models", "releases", "fleet_hardware"))
+    if not (isinstance(models, Mapping) and isinstance(releases, Mapping) and isinstance(hardware, Mapping)):
         return
-    fit = planner(seat, catalogues, hardware)
+    used = {seat.model, seat.speculative.model if seat.speculative else None} & set(models)
+    try:
+        read = {name: _with_config(models[name], files) for name in used}
+    except ProblemsError as error:
+        for problem in error.problems:
+            report.add(problem, [item.host])
+        return
+    fit = planner(seat, {"models": read, "releases": releases}, hardware)
     for field_name, expected, seen in fit.problems:
         report.add(item.problem(tuple(field_name.split(".")), expected, seen), [item.host])
     if fit.unknown is not None:
         report.skip(item.unchecked(what, f"the KV fit: {fit.unknown}"), [item.host])
     elif fit.summary:
         report.fits[item.host, item.name] = fit.summary
+
+
+def _with_config(model: object, files: ProjectFiles | None) -> Mapping[str, Any]:
+    """Return a model as written with the content of its ``facts.config`` in place of the path."""
+    entry = model if isinstance(model, Mapping) else {}
+    facts = entry.get("facts")
+    path = facts.get("config") if isinstance(facts, Mapping) else None
+    if not isinstance(facts, Mapping) or not isinstance(path, str) or files is None:
+        return entry
+    config = files.model_config(path, str(entry.get("manifest")))
+    return {**entry, "facts": {**facts, "config": config}}
 
 
 def _check_sharing(items: Sequence[_Item], report: Report) -> None:
@@ -618,16 +652,15 @@ def _check_aliases(items: Sequence[_Item], report: Report) -> None:
             report.add(item.problem(("aliases", alias, "fallback"), expected, show(fallback)), [item.host])
 
 
-def _check_vault(hosts: Mapping[str, Mapping[str, Any]], locate: Locate, report: Report) -> None:
-    """Placeholders of the shipped vault example must be replaced before a deploy."""
+def _check_placeholders(hosts: Mapping[str, Mapping[str, Any]], locate: Locate, report: Report) -> None:
+    """Report placeholders of the shipped examples, which must be replaced before a deploy."""
     for host, variables in hosts.items():
         for name, value in variables.items():
-            if not name.startswith("vault_"):
+            if not name.startswith(("vault_", "gateway_")):
                 continue
             leaves = value.items() if isinstance(value, Mapping) else [("", value)]
             for key, leaf in leaves:
                 if is_placeholder(leaf):
                     path = (name, str(key)) if key else (name,)
-                    report.skip(
-                        Unchecked("vault", ".".join(path), _PLACEHOLDER, locate(host, path), blocks=True), [host]
-                    )
+                    subject = "vault" if name.startswith("vault_") else "gateway"
+                    report.skip(Unchecked(subject, ".".join(path), _PLACEHOLDER, locate(host, path), True), [host])

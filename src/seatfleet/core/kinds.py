@@ -281,11 +281,12 @@ class Plain(Kind):
 
 @dataclass(frozen=True)
 class Items(Kind):
-    """A list without repetitions, returned as a tuple."""
+    """A list, returned as a tuple; without repetitions unless ``unique`` is off."""
 
     item: Kind
     what: str
     least: int = 0
+    unique: bool = True
 
     @property
     def expected(self) -> str:
@@ -298,12 +299,12 @@ class Items(Kind):
         if any(item is INVALID for item in items):
             return INVALID
         for index, item in enumerate(items):
-            if item in items[:index]:
+            if self.unique and item in items[:index]:
                 findings.add((*at, str(index)), "every entry once", show(item))
         return tuple(items)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": self.item.schema(), "minItems": self.least, "uniqueItems": True}
+        return {"type": "array", "items": self.item.schema(), "minItems": self.least, "uniqueItems": self.unique}
 
 
 @dataclass(frozen=True)

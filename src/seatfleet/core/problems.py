@@ -26,11 +26,17 @@ class Problem:
         return f"{place}: expected {self.expected}, seen {self.seen}"
 
 
+def _reading_order(problem: Problem) -> tuple[str, int, Problem]:
+    """Sort by file, then by line as a number: line 7 before line 10."""
+    file, _, line = problem.where.rpartition(":")
+    return (file, int(line), problem) if line.isdigit() else (problem.where, 0, problem)
+
+
 class ProblemsError(ValueError):
     """Raised once, with every problem found; ``str()`` is the complete report."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(set(problems))
+        self.problems = sorted(set(problems), key=_reading_order)
         count = len(self.problems)
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         super().__init__(f"{count} problem{'s' if count != 1 else ''}, nothing was changed:\n{lines}")

@@ -1,7 +1,7 @@
 # See plugins/modules/validate_fleet.py for the documentation.
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,14 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.origins import Origins, in_run
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.fleet import (
     check_fleet,
-    kv_fit,
     is_fleet_variable,
+    kv_fit,
 )
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.kinds import is_template
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
+
+# Stands for what cannot be evaluated: the rules take it for a template and leave it alone; it is reported here.
+UNREADABLE = "{{ not readable }}"
 
 
 class ActionModule(ActionBase):
@@ -29,13 +33,16 @@ class ActionModule(ActionBase):
         _, arguments = self.validate_argument_spec({"deploy": {"type": "bool", "default": True}})
         variables = task_vars or {}
         hostvars = variables["hostvars"]
-        unreadable: list[Problem] = []
-        hosts = {str(host): _fleet_variables(hostvars, str(host), unreadable) for host in hostvars}
+        readers = [self._read(hostvars, str(host)) for host in hostvars]
+        hosts = {reader.host: reader.variables for reader in readers}
         project = Path(str(hostvars[variables["inventory_hostname"]]["fleet_project_dir"]))
         origins = _origins(hostvars, hosts, project, str(variables["playbook_dir"]))
-        report = check_fleet(hosts, locate=in_run(origins, hosts), files=Project(project), planner=kv_fit)
-        for problem in unreadable:
-            report.add(problem, [problem.subject.removeprefix("host ")])
+        locate = in_run(origins, hosts)
+        report = check_fleet(hosts, locate=locate, files=Project(project), planner=kv_fit)
+        for reader in readers:
+            for path, seen in reader.failed.items():
+                problem = Problem(locate(reader.host, path), f"host {reader.host}", ".".join(path), "a value", seen)
+                report.add(problem, [reader.host])
         for problem, host in origins.duplicates():
             report.add(problem, [host])
         play = [str(host) for host in variables["ansible_play_hosts_all"]]
@@ -54,32 +61,37 @@ class ActionModule(ActionBase):
             "not_checked": [str(item) for item, scope in sorted(report.not_checked.items()) if scope & set(play)],
         }
 
-
-def _fleet_variables(hostvars: Mapping[str, Any], host: str, unreadable: list[Problem]) -> dict[str, Any]:
-    """Return the evaluated variables that the rules read; one that cannot be evaluated is a problem of its host."""
-    mine = hostvars[host]
-    found: dict[str, Any] = {}
-    for name in mine:
-        if not is_fleet_variable(str(name)):
-            continue
-        try:
-            found[str(name)] = _plain(mine[name])
-        except AnsibleError as error:
-            seen = " ".join(str(error).split())
-            unreadable.append(Problem(str(name), f"host {host}", str(name), "a value", seen))
-    return found
+    def _read(self, hostvars: Any, host: str) -> _Reader:  # noqa: ANN401 - Ansible's own class, which has no public name
+        raw = hostvars.raw_get(host)
+        return _Reader(host, raw, self._templar.copy_with_new_env(available_variables=raw).template)
 
 
-def _plain(value: object) -> object:
-    """Return built-in types: Ansible's own carry tags and evaluate lazily."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
+class _Reader:
+    """Evaluates variables of one host; what cannot be evaluated is kept with its path instead of ending the run."""
+
+    def __init__(self, host: str, raw: Mapping[str, Any], evaluate: Callable[[object], object]) -> None:
+        self.host, self._evaluate = host, evaluate
+        self.failed: dict[tuple[str, ...], str] = {}
+        self.variables = {
+            str(name): self._plain(value, (str(name),)) for name, value in raw.items() if is_fleet_variable(str(name))
+        }
+
+    def _plain(self, value: object, at: tuple[str, ...], evaluated: bool = False) -> object:
+        """Return built-in types without Ansible's tags; an encrypted value stays as it is and is never looked at."""
+        if isinstance(value, Mapping):
+            return {str(key): self._plain(item, (*at, str(key)), evaluated) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._plain(item, (*at, str(index)), evaluated) for index, item in enumerate(value)]
+        if is_template(value) and not evaluated:
+            try:
+                return self._plain(self._evaluate(value), at, evaluated=True)
+            except AnsibleError as error:
+                self.failed[at] = " ".join(str(error).split())
+                return UNREADABLE
+        for kind in (bool, int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        return value
 
 
 def _origins(hostvars: Mapping[str, Any], hosts: Mapping[str, Any], project: Path, playbook_dir: str) -> Origins:
