@@ -39,7 +39,7 @@ FLASH_NEXT = {"block_bytes": 40_550_400, "full": [1600], "fixed": 9, "build": "t
 
 
 def config(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((DATA / "models" / f"{name}.json").read_text())
+    loaded: dict[str, Any] = json.loads((DATA / "models" / name / "config.json").read_text())
     return loaded
 
 

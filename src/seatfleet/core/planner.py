@@ -1,8 +1,8 @@
 """How many tokens a KV cache of given bytes holds, the way vLLM counts: in blocks, not linearly.
 
 ``GPU KV cache size: N tokens`` is ``int(blocks / blocks_per_request(max_model_len) x max_model_len)``. Taking one
-seat's 8.76 GiB / 332,721 tokens linearly to 14 GiB is 5 % off; counting blocks is exact. Read from vLLM 0.23.0 and 0.33.0 and
-compared with both, and with running 0.32.0 servers (``docs/planner.md``). Pure: no I/O.
+seat's 8.76 GiB / 332,721 tokens linearly to 14 GiB is 5 % off; counting blocks is exact. Read from vLLM 0.23.0 and
+0.33.0 and compared with both, and with running 0.32.0 servers (``docs/planner.md``). Pure: no I/O.
 """
 
 from __future__ import annotations
