@@ -50,7 +50,7 @@ def test_a_warm_prefix(stub: StubSeat) -> None:
     status, hits = check(report, "prefix.hits")
     assert status == "ok"
     assert isinstance(hits, int)
-    assert hits >= 4000
+    assert hits > 3500
     assert report.ttft_s["ratio"] > 3
 
 
@@ -204,13 +204,10 @@ def test_passive_finds_a_hung_engine_by_its_counters(stub: StubSeat, monkeypatch
 
 def test_passive_leaves_a_working_engine_alone(stub: StubSeat) -> None:
     stub.running = 2
-    moving = iter(range(1, 10_000))
-    stub.metrics_text = lambda text: text.replace("generation_tokens_total{", f'x{{y="{next(moving)}"}} 1\nvllm:z{{', 1)
-    before = stub.metrics_text
 
     def move(text: str) -> str:
         stub.counts[0]["iterations"] += 1
-        return before(text)
+        return text
 
     stub.metrics_text = move
     assert run(stub, "passive").exit == codes.EXIT_READY
