@@ -106,6 +106,7 @@ class StubSeat:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for a delayed acknowledgement
 
             def log_message(self, *_: object) -> None:
                 pass
