@@ -362,11 +362,27 @@ def test_a_low_value_is_measured_twice_and_both_are_reported(stub: StubSeat, hos
     assert any("measured twice" in warning for warning in report.warnings)
 
 
+def test_a_drafter_that_breaks_with_several_requests_at_once(stub: StubSeat, host: FakeHost) -> None:
+    alive: list[int] = []
+
+    def together(number: int) -> None:
+        alive.append(number)
+        time.sleep(0.05)
+        stub.rates = [0.1, 0.05] if len(alive) > 1 else [1.0, 1.0]
+
+    stub.before_generation = together
+    stub.after_generation = lambda _: alive.pop() and None
+    report = run(stub, host, "acceptance")
+    assert report.acceptance["count"]["al"] == pytest.approx(3.0)
+    assert report.exit == codes.EXIT_ACCEPT_LOW
+    assert str(report.cause).startswith("acceptance.count.together: AL ")
+
+
 def test_bands_of_the_method_when_none_are_declared(stub: StubSeat, host: FakeHost) -> None:
     stub.rates = [0.95, 0.9]
     manifest = manifest_for(stub, acceptance=None)
     report = run(stub, host, "acceptance", manifest=manifest)
-    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "prose"])
+    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "count.together", "prose"])
     stub.rates = [1.0, 1.0]
     report = run(stub, host, "acceptance", manifest=manifest)
     assert report.exit == codes.EXIT_ACCEPT_BROKEN

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier
 
 from ...core import acceptance as core
 from ...core.manifest import Speculation
@@ -29,6 +31,9 @@ _MIN_TOKENS = 200
 #: A seat is left alone above this share of its request slots, or of its KV cache.
 _BUSY_SLOTS = 0.5
 _BUSY_KV = 0.8
+#: Requests sent at one moment, and the share of the single stream's AL that they must reach.
+_TOGETHER = 4
+_TOGETHER_LEAST = 0.85
 _EXITS = {
     "broken": EXIT_ACCEPT_BROKEN,
     "flat": EXIT_ACCEPT_BROKEN,
@@ -55,6 +60,7 @@ def check_acceptance(session: Session) -> None:
         return
     require_light_load(session)
     baselines = Baselines.of(session)
+    alone: dict[str, float] = {}
     for workload in session.manifest.acceptance or DEFAULT_WORKLOADS:
         declared = (session.manifest.acceptance or {}).get(workload)
         band = core.band(
@@ -69,7 +75,10 @@ def check_acceptance(session: Session) -> None:
         _report(session, workload, measured, verdict)
         if verdict.status == "ok":
             baselines.add(workload, measured.acceptance.length)
+            alone.setdefault(workload, measured.acceptance.length)
     baselines.save()
+    for workload, length in list(alone.items())[:1]:
+        _check_together(session, workload, length)
 
 
 def require_light_load(session: Session) -> None:
@@ -133,6 +142,34 @@ def _measure_once(session: Session, workload: str, speculative: Speculation) -> 
             raise Stop(why)
         return Measured(own, length, len(answers), spent)
     return Measured(core.from_delta(increments), length, len(answers), spent)
+
+
+def _check_together(session: Session, workload: str, alone: float) -> None:
+    """Send several requests at the same moment: some corruption needs two prefills in one step (vllm #55375)."""
+    count = min(_TOGETHER, session.manifest.max_num_seqs or _TOGETHER)
+    before = session.client.metrics()
+    if count < 2 or any(load(before)):
+        session.not_checked(f"acceptance.{workload}.together", "it takes a quiet seat and two requests at once")
+        return
+    barrier = Barrier(count)
+
+    def send(number: int) -> Completion:
+        body = session.body(user(prompt(workload, _MAX_REQUESTS + number)), _MIN_TOKENS)
+        barrier.wait(timeout=session.client.limits.get)
+        return session.client.stream(body)
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(send, range(count)))
+    increments = delta(before, settled(session, before, count), (*core.COUNTERS, SUCCESS))
+    if int(increments.total(SUCCESS)) != count:
+        session.not_checked(f"acceptance.{workload}.together", "others used the seat meanwhile")
+        return
+    seen = core.from_delta(increments)
+    least = _TOGETHER_LEAST * alone
+    band = core.Band(core.BROKEN_BELOW, least, None, False, f"{_TOGETHER_LEAST} of {alone:.2f}, one request at a time")
+    tokens = sum(answer.completion_tokens for answer in answers)
+    verdict = core.judge(seen, band, workload)
+    _report(session, f"{workload}.together", Measured(seen, None, count, tokens), verdict)
 
 
 def settled(session: Session, before: Page, requests: int) -> Page:

@@ -98,10 +98,8 @@ def _known_answers(session: Session, golden: _Golden, asked: Sequence[Question])
         text = said[question.name].strip()[:120]
         must = session.manifest.canary == "answers" or golden.answered(question.name)
         why = f"asked {question.text!r}, got {text!r}"
-        if must:
-            session.check(Check(name, "fail", question.answer, text, None, why, EXIT_CANARY))
-        else:
-            session.check(Check(name, "warn", question.answer, text, None, f"{why}: a test model, or corrupt weights"))
+        status, why = ("fail", why) if must else ("warn", f"{why}: a test model, or corrupt weights")
+        session.check(Check(name, status, question.answer, text, None, why, EXIT_CANARY))
     golden.save()
 
 

@@ -269,6 +269,12 @@ def tool_call_fault(answer: Completion) -> str | None:
     return None
 
 
+def _greeting(session: Session) -> tuple[list[dict[str, str]], int]:
+    messages = user("Hello.")
+    tokens, _ = session.client.tokenize(session.manifest.model_id, messages)
+    return messages, tokens
+
+
 def check_lengths(session: Session) -> None:
     """Generate after prompts of rising length: kernels that fail above 64 or 2,000 tokens pass every short probe."""
     limit = session.manifest.max_model_len - _ANSWER_TOKENS - _TEMPLATE_TOKENS
@@ -276,7 +282,7 @@ def check_lengths(session: Session) -> None:
     for wanted in _LADDER:
         if wanted > limit:
             break
-        messages, tokens = _document(session, wanted)
+        messages, tokens = _document(session, wanted) if wanted > _TEMPLATE_TOKENS else _greeting(session)
         answer = session.client.stream(session.body(messages, 8))
         if answer.prompt_tokens != tokens:
             why = f"/tokenize counts {tokens} prompt tokens, the answer says {answer.prompt_tokens}"
