@@ -445,10 +445,7 @@ class _Record:
             raise PatchError([Problem(str(path), series.label, "RECORD", f"{series.label} installed", seen)]) from error
 
     def entries(self) -> dict[str, str]:
-        """Return ``{path: sha256 as hex, or an empty text}``."""
-        return {
-            row[0]: _record_hash_to_hex(row[1]) for row in csv.reader(self.data.decode().splitlines()) if len(row) == 3
-        }
+        return record_hashes(self.data)
 
     def sha256(self, path: str) -> str | None:
         return self.entries().get(path)
@@ -516,6 +513,11 @@ def _unknown_file(site: Path, series: Series, file: FileState, record: _Record) 
 
 def _file_problem(site: Path, path: str, expected: str, seen: str) -> Problem:
     return Problem(str(site / path), "patched file", "", expected, seen)
+
+
+def record_hashes(data: bytes) -> dict[str, str]:
+    """Return ``{path: sha256 as hex, or an empty text}`` of a ``RECORD`` file."""
+    return {row[0]: _record_hash_to_hex(row[1]) for row in csv.reader(data.decode().splitlines()) if len(row) == 3}
 
 
 def sha256_of(data: bytes) -> str:
