@@ -7,6 +7,7 @@
 // with the schema in $PRISMA_DML_PATH, and talks GraphQL to it over HTTP. The WASM engine speaks Prisma's JSON
 // protocol, so this file translates queries one way and results the other. One JavaScript thread, no metrics: not for
 // production.
+import { webcrypto } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import http from 'node:http';
 import { createRequire } from 'node:module';
@@ -26,6 +27,8 @@ const { bindAdapter } = require('@prisma/driver-adapter-utils');
 const { parse } = require('graphql');
 
 process.title = 'query-engine-wasm';
+// The engine draws ids for new rows from it, and panics ("unreachable") where Node.js 18 has no such global.
+globalThis.crypto ??= webcrypto;
 const parent = process.ppid;
 const log = (message) => console.error(JSON.stringify({ level: 'ERROR', fields: { message } }));
 
