@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
@@ -87,6 +88,11 @@ class Cell:
     def key(self) -> tuple[str, int]:
         """Shape and concurrency."""
         return self.shape, self.concurrency
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name; what cannot be computed is absent."""
+        return cell_metrics(self)
 
     @property
     def failed(self) -> tuple[Request, ...]:
