@@ -45,8 +45,8 @@ def draw(rng: random.Random) -> dict[str, Any]:
         kinds[0]["block"] = max(block, raised)
         page = kinds[0]["block"] * token
         blocks = (1 if mode == "none" else 2) + speculative
-        kinds.append({"name": "state", "count": rng.randint(1, 60), "rule": ["fixed", blocks], "block": kinds[0]["block"],
-                      "state": state, "page": page})  # fmt: skip
+        more = {"block": kinds[0]["block"], "state": state, "page": page}
+        kinds.append({"name": "state", "count": rng.randint(1, 60), "rule": ["fixed", blocks], **more})
     if shape != "latent" and rng.random() < 0.5:
         same = rng.random() < 0.5
         draft = {**kinds[0], "name": "drafter", "count": rng.randint(1, 8)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from seatfleet.clients.systemd import UnitState
@@ -26,7 +27,34 @@ class Answer:
     pieces: list[str]
     finish_reason: str = "length"
     tool_calls: list[tuple[str, str]] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # lead of each token over the runner-up, in nats
+    logprob: float = -0.01
+    shown: list[str] | None = None  # what a stream shows instead of the pieces
+
+
+def speak(text: str, body: dict[str, Any], **more: Any) -> Answer:
+    """Return a text word by word, cut at the request's limit."""
+    pieces = [f"{word} " for word in text.split()]
+    return Answer(pieces[: body["max_tokens"]], "length" if len(pieces) > body["max_tokens"] else "stop", **more)
+
+
+def clever(body: dict[str, Any]) -> Answer:
+    """Answer like a model that can: known questions right, else sentences."""
+    asked = body["messages"][-1]["content"]
+    if body.get("tools"):
+        return Answer([], "tool_calls", tool_calls=[("get_weather", '{"city": "Paris"}')])
+    if "17*23" in asked:
+        return speak("391", body)
+    if "France" in asked:
+        return speak("Paris.", body)
+    if "Repeat exactly" in asked:
+        return speak(asked.split()[-1], body)
+    if "months" in asked:
+        return speak("January, February, March, April, May, June, July, August, September, October", body)
+    names = ("harbour", "lamp", "winter", "platform", "ticket", "window", "salt", "river", "coat", "letter", "gull")
+    verbs = ("keeps", "loses", "mends", "hides", "counts", "burns", "paints", "opens", "sells", "forgets")
+    line = [f"{names[i % 11]} {verbs[i % 10]} the {names[(i * 7 + 3) % 11]}{i}" for i in range(body["max_tokens"])]
+    return speak(". ".join(line), body)
 
 
 def words(body: dict[str, Any]) -> Answer:
@@ -61,6 +89,7 @@ class StubSeat:
         self.after_generation: Callable[[int], None] = lambda number: None
         self.cut_after: int | None = None  # pieces, then the connection is closed
         self.stream_error = ""
+        self.merge_pieces = 1  # steps per piece of a stream: more than one when the server falls behind
         self.metrics_text: Callable[[str], str] = lambda text: text
         self.generations = 0
         self.prompts: list[dict[str, Any]] = []
@@ -77,6 +106,7 @@ class StubSeat:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for a delayed acknowledgement
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -191,7 +221,7 @@ class StubSeat:
         self.cached[salted] = max(prompt - 1, 0) // block * block
         answer = self.warm_answer(body) if warm and self.warm_answer else self.answer(body)
         time.sleep(self.ttft(warm))
-        ids = [[hash(piece) % 1000] for piece in answer.pieces]
+        ids = [int.from_bytes(piece.encode(), "big") % 50_000 for piece in answer.pieces]
         if body.get("stream"):
             self._stream(handler, body, answer, prompt, ids)
         else:
@@ -216,13 +246,27 @@ class StubSeat:
             for position, rate in enumerate(self.rates):
                 counts["accepted"][position] += drafts * rate
 
+    def _steps(self, tokens: int) -> Iterator[int]:
+        """Yield the tokens of each piece: one from the prefill, then accepted drafts and the bonus token."""
+        done, step = 0, 0
+        while done < tokens:
+            chance = step * 0.6180339887 % 1  # evenly spread, no random numbers
+            size = sum(chance < rate for rate in self.rates or ()) + 1 if step else 1
+            size = min(size * self.merge_pieces, tokens - done)
+            yield size
+            done, step = done + size, step + 1
+
     def _logprobs(self, body: dict[str, Any], answer: Answer) -> dict[str, Any] | None:
         if not body.get("logprobs"):
             return None
         gaps = answer.gaps or [5.0] * len(answer.pieces)
         return {
             "content": [
-                {"token": piece, "logprob": -0.01, "top_logprobs": [{"logprob": -0.01}, {"logprob": -0.01 - gap}]}
+                {
+                    "token": piece,
+                    "logprob": answer.logprob,
+                    "top_logprobs": [{"logprob": answer.logprob}, {"logprob": answer.logprob - gap}],
+                }
                 for piece, gap in zip(answer.pieces, gaps, strict=False)
             ]
         }
@@ -241,7 +285,9 @@ class StubSeat:
     def _usage(self, prompt: int, answer: Answer) -> dict[str, Any]:
         return {"prompt_tokens": prompt, "completion_tokens": len(answer.pieces)}
 
-    def _whole(self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list, hits: int) -> None:
+    def _whole(
+        self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list[int], hits: int
+    ) -> None:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.pieces)}
         if answer.tool_calls:
             message["tool_calls"] = self._tools(answer)
@@ -250,12 +296,12 @@ class StubSeat:
             "message": message,
             "finish_reason": answer.finish_reason,
             "logprobs": self._logprobs(body, answer),
-            "token_ids": [token for piece in ids for token in piece],
+            "token_ids": ids,
         }
         usage = {**self._usage(prompt, answer), "prompt_tokens_details": {"cached_tokens": hits}}
         self.send(handler, 200, json.dumps({"model": body["model"], "choices": [choice], "usage": usage}))
 
-    def _stream(self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list) -> None:
+    def _stream(self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list[int]) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Connection", "close")
@@ -271,15 +317,21 @@ class StubSeat:
             event({"error": {"message": self.stream_error, "code": 500}})
             handler.wfile.write(b"data: [DONE]\n\n")
             return
-        for number, (piece, tokens) in enumerate(zip(answer.pieces, ids, strict=True)):
+        logprobs = self._logprobs(body, answer)
+        done = 0
+        for number, size in enumerate(self._steps(len(ids))):
             if self.cut_after is not None and number >= self.cut_after:
                 return
-            event(
-                {
-                    **base,
-                    "choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None, "token_ids": tokens}],
-                }
-            )
+            part = slice(done, done + size)
+            choice = {
+                "index": 0,
+                "delta": {"content": "".join((answer.shown or answer.pieces)[part])},
+                "finish_reason": None,
+                "token_ids": ids[part],
+                "logprobs": {"content": logprobs["content"][part]} if logprobs else None,
+            }
+            event({**base, "choices": [choice]})
+            done += size
         if answer.tool_calls:
             event(
                 {**base, "choices": [{"index": 0, "delta": {"tool_calls": self._tools(answer)}, "finish_reason": None}]}
@@ -340,6 +392,9 @@ class FakeHost:
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:
         return self.lines
 
+    def has_gpu(self) -> bool:
+        return False
+
     def change(self, **changes: Any) -> None:
         assert self.state is not None
         self.state = replace(self.state, **changes)
@@ -366,6 +421,7 @@ def manifest_for(stub: StubSeat, **changes: Any) -> Manifest:
         ready_timeout_s=5,
         acceptance={"count": 2.5},
         canary="off",
-        model_path=None,
+        model_path=Path(__file__).parent / "data" / "models" / "tiny-oracle-qwen3next",
+        drafter_path=None,
     )
     return replace(manifest, **changes)

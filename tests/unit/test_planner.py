@@ -39,7 +39,7 @@ FLASH_NEXT = {"block_bytes": 40_550_400, "full": [1600], "fixed": 9, "build": "t
 
 
 def config(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((DATA / "models" / f"{name}.json").read_text())
+    loaded: dict[str, Any] = json.loads((DATA / "models" / name / "config.json").read_text())
     return loaded
 
 
@@ -336,7 +336,7 @@ def seat(**changes: Any) -> Seat:
 
 
 def test_a_context_that_fits() -> None:
-    found = check_fit(seat(), {"kv_layout": FLASH_NEXT}, "0.33.0+rtx.1")
+    found = check_fit(seat(), {"more": {"kv_layout": FLASH_NEXT}}, "0.33.0+rtx.1")
     assert (found.problems, found.unknown) == ((), None)
     assert found.summary == "560,654 tokens, 2.14 x 262,144 (fitted)"
 
@@ -362,6 +362,7 @@ def test_a_context_that_does_not_fit_names_what_would() -> None:
         ({}, {"kv_layout": FLASH_NEXT}, "nightly", "no vLLM version"),
         ({}, {"kv_layout": {"full": [16]}}, "0.33.0", "needs fixed, block_bytes"),
         ({"speculative": Speculative("dflash", 12, "d")}, {"config": QWEN35_122B}, "0.33.0", "drafter's facts"),
+        ({"speculative": Speculative("mtp", 2)}, {"kv_layout": FLASH_NEXT}, "0.33.0", "fitted with 2 speculative"),
     ],
 )
 def test_what_cannot_be_computed_is_not_passed(

@@ -53,7 +53,8 @@ def test_a_healthy_seat_passes_every_level(stub: StubSeat, host: FakeHost) -> No
     assert (report.exit, report.cause, report.warnings) == (codes.EXIT_READY, None, [])
     assert report.acceptance["count"]["al"] == pytest.approx(3.0)
     assert report.kv_cache_tokens == 35108
-    assert {check.status for check in report.checks} == {"ok"}
+    assert {check.id for check in report.checks if check.status != "ok"} == {"canary"}  # off in this manifest
+    assert "planned_kv_tokens" in {check.id for check in report.checks}
     assert report.boot_id == "aaaaaaaaaaaa/process_start_time_seconds=1000.00"
 
 
@@ -326,7 +327,7 @@ def test_kv_tokens_from_the_journal_of_0_23(stub: StubSeat, host: FakeHost) -> N
 def test_kv_tokens_that_nobody_reports_are_not_passed(stub: StubSeat, host: FakeHost) -> None:
     del stub.cache_config["kv_cache_size_tokens"]
     report = run(stub, host, "identity")
-    assert [check.id for check in report.checks if check.status == "not_checked"] == ["kv_cache_tokens"]
+    assert [check.id for check in report.checks if check.status == "not_checked"] == ["kv_cache_tokens", "canary"]
 
 
 def test_all_identity_findings_are_listed(stub: StubSeat, host: FakeHost) -> None:
@@ -361,11 +362,27 @@ def test_a_low_value_is_measured_twice_and_both_are_reported(stub: StubSeat, hos
     assert any("measured twice" in warning for warning in report.warnings)
 
 
+def test_a_drafter_that_breaks_with_several_requests_at_once(stub: StubSeat, host: FakeHost) -> None:
+    alive: list[int] = []
+
+    def together(number: int) -> None:
+        alive.append(number)
+        time.sleep(0.05)
+        stub.rates = [0.1, 0.05] if len(alive) > 1 else [1.0, 1.0]
+
+    stub.before_generation = together
+    stub.after_generation = lambda _: alive.pop() and None
+    report = run(stub, host, "acceptance")
+    assert report.acceptance["count"]["al"] == pytest.approx(3.0)
+    assert report.exit == codes.EXIT_ACCEPT_LOW
+    assert str(report.cause).startswith("acceptance.count.together: AL ")
+
+
 def test_bands_of_the_method_when_none_are_declared(stub: StubSeat, host: FakeHost) -> None:
     stub.rates = [0.95, 0.9]
     manifest = manifest_for(stub, acceptance=None)
     report = run(stub, host, "acceptance", manifest=manifest)
-    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "prose"])
+    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "count.together", "prose"])
     stub.rates = [1.0, 1.0]
     report = run(stub, host, "acceptance", manifest=manifest)
     assert report.exit == codes.EXIT_ACCEPT_BROKEN
@@ -443,15 +460,30 @@ def test_a_busy_seat_is_left_alone(stub: StubSeat, host: FakeHost) -> None:
     assert stub.generations == 1  # READY's only
 
 
-def test_foreign_traffic_during_the_measurement(stub: StubSeat, host: FakeHost) -> None:
+@pytest.mark.parametrize("others", ["during", "before"])
+def test_with_others_on_the_seat_the_own_streams_count(stub: StubSeat, host: FakeHost, others: str) -> None:
+    """Somebody else's broken drafts are in the counters; the probe's own are healthy."""
+    stub.rates = [0.95, 0.9]
+
     def somebody_else(number: int) -> None:
         if number > 1:
-            stub.counts[0]["success"] += 1
+            stub.counts[0]["success"] += others == "during"
+            stub.counts[0]["drafts"] += 1000
 
+    stub.running = int(others == "before")
     stub.after_generation = somebody_else
     report = run(stub, host, "acceptance")
+    assert report.exit == codes.EXIT_READY
+    assert report.acceptance["count"]["source"] == "stream"
+    assert report.acceptance["count"]["al"] == pytest.approx(2.85, abs=0.05)
+
+
+def test_merged_pieces_of_a_shared_seat_prove_nothing(stub: StubSeat, host: FakeHost) -> None:
+    stub.running = 1
+    stub.merge_pieces = 2
+    report = run(stub, host, "acceptance")
     assert report.exit == codes.EXIT_BUSY
-    assert "somebody else uses the seat" in str(report.cause)
+    assert "do not show single steps" in str(report.cause)
 
 
 def test_no_speculation_is_not_counted_as_acceptance(stub: StubSeat, host: FakeHost) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from seatfleet.core.probe_report import EXIT_INTERNAL, LEVELS
@@ -21,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=LEVELS, default="identity", help="how far to go; each includes the former")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="keep the report, goldens and baselines there")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write the result as Prometheus text there")
     parser.add_argument(
         "--ready-timeout", type=float, metavar="S", help="seconds to wait for READY, 0 to try once (default: manifest)"
     )
@@ -40,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     """Probe the seat, print and keep the report; the exit code is the report's."""
     import json
 
-    from seatfleet.clients.evidence import keep
+    from seatfleet.clients.evidence import keep, write_atomic
     from seatfleet.clients.probe import Options, SystemHost, probe
     from seatfleet.clients.vllm import Limits, SeatClient
     from seatfleet.core.manifest import load_manifest, read_api_key
-    from seatfleet.core.probe_report import table
+    from seatfleet.core.probe_report import prometheus_text, table
 
     manifest = load_manifest(args.manifest)
     key = read_api_key(manifest.api_key_file) if manifest.api_key_file else None
@@ -64,5 +66,7 @@ def run(args: argparse.Namespace) -> int:
     result = report.as_json()
     if args.evidence:
         keep(args.evidence, result)
+    if args.prometheus:
+        write_atomic(args.prometheus, prometheus_text(result, time.time()))
     print(json.dumps(result, indent=2) if args.json else table([result]))
     return report.exit

@@ -98,6 +98,19 @@ def from_delta(increments: Delta) -> Acceptance:
     )
 
 
+def from_stream(tokens: Sequence[int], k: int) -> Acceptance | None:
+    """Return the acceptance of one's own streams, from the tokens in each piece; None when pieces were merged.
+
+    ``tokens`` leaves out each stream's first piece (it comes from the prefill) and its last (cut by the token limit). A
+    piece is one step: its tokens are the accepted drafts and the bonus token. A server that falls behind sends two
+    steps as one piece, which shows as more than k + 1 tokens.
+    """
+    if any(count > k + 1 for count in tokens):
+        return None
+    accepted = tuple(sum(count >= position + 2 for count in tokens) for position in range(k))
+    return Acceptance(len(tokens), k * len(tokens), sum(accepted), accepted, source="stream")
+
+
 def contradictions(seen: Acceptance) -> list[str]:
     """Return why the counters cannot be true together; empty when they can."""
     found = []

@@ -49,6 +49,7 @@ class Manifest:
     acceptance: Mapping[str, float] | None
     canary: str
     model_path: Path | None
+    drafter_path: Path | None
 
 
 CANARY_MODES = ("auto", "answers", "golden", "off")
@@ -134,6 +135,7 @@ class _Reader:
             acceptance=self.optional(dict, "acceptance", within="probe"),
             canary=canary,
             model_path=self.path("model_path"),
+            drafter_path=self.path("drafter_path"),
         )
         if self.problems:
             raise ProblemsError(self.problems)

@@ -1,8 +1,8 @@
 """How many tokens a KV cache of given bytes holds, the way vLLM counts: in blocks, not linearly.
 
 ``GPU KV cache size: N tokens`` is ``int(blocks / blocks_per_request(max_model_len) x max_model_len)``. Taking one
-seat's 8.76 GiB / 332,721 tokens linearly to 14 GiB is 5 % off; counting blocks is exact. Read from vLLM 0.23.0 and 0.33.0 and
-compared with both, and with running 0.32.0 servers (``docs/planner.md``). Pure: no I/O.
+seat's 8.76 GiB / 332,721 tokens linearly to 14 GiB is 5 % off; counting blocks is exact. Read from vLLM 0.23.0 and
+0.33.0 and compared with both, and with running 0.32.0 servers (``docs/planner.md``). Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -366,8 +366,9 @@ def _hybrid_block(model: Model, engine: Engine, block: int, state: int) -> int:
 def fitted_layout(facts: Mapping[str, Any]) -> Layout:
     """Return a layout written down in the model catalogue.
 
-    ``{block_bytes: 40550400, full: [1600], fixed: 9, build: "..."}``: one full-attention group per entry of ``full``,
-    with its tokens per block, and the sum of all length-independent blocks.
+    ``{block_bytes: 40550400, full: [1600], fixed: 9, speculative_tokens: 0, build: "..."}``: one full-attention group
+    per entry of ``full``, with its tokens per block, the sum of all length-independent blocks, and the number of
+    speculative tokens it was fitted with (0 when not given).
 
     Raises:
         UnknownModelError: a field is missing or of the wrong type.
@@ -435,8 +436,8 @@ def check_fit(
 ) -> FitResult:
     """Say whether ``max_model_len`` of a seat fits ``kv_cache_memory``.
 
-    ``model_facts`` has ``kv_layout`` (see :func:`fitted_layout`) or ``config``, the content of the model's
-    ``config.json``; ``drafter_facts`` likewise for a drafter.
+    ``model_facts`` is ``facts`` of a model in the catalogue. It, or its ``more``, has ``kv_layout`` (see
+    :func:`fitted_layout`) or ``config``, what matters of the model's ``config.json``; ``drafter_facts`` likewise.
     """
     if seat.kv_cache_memory is None:
         return FitResult(unknown="the pool's size is known only after the start (gpu_memory_utilization)")
@@ -452,14 +453,21 @@ def check_fit(
     return fit(layout, seat.kv_cache_memory, seat.max_model_len)
 
 
+def _fact(facts: Mapping[str, Any], name: str) -> object:
+    more = facts.get("more")
+    return facts.get(name, more.get(name) if isinstance(more, Mapping) else None)
+
+
 def _layout_from_facts(engine: Engine, model: Mapping[str, Any], drafter: Mapping[str, Any] | None) -> Layout:
-    fitted, config = model.get("kv_layout"), model.get("config")
-    if isinstance(fitted, Mapping):
+    fitted, config = _fact(model, "kv_layout"), _fact(model, "config")
+    if isinstance(fitted, Mapping) and fitted.get("speculative_tokens", 0) == engine.speculative_tokens:
         return fitted_layout(fitted)
+    if isinstance(fitted, Mapping) and config is None:
+        raise UnknownModelError(f"kv_layout was not fitted with {engine.speculative_tokens} speculative tokens")
     if not isinstance(config, Mapping):
         raise UnknownModelError("the model's facts have neither config (of config.json) nor kv_layout")
     own_drafter = engine.method in {"draft_model", "eagle", "eagle3", "dflash"}
-    draft_config = (drafter or {}).get("config")
+    draft_config = _fact(drafter or {}, "config")
     if own_drafter and not isinstance(draft_config, Mapping):
         raise UnknownModelError(f"method {engine.method} adds layers, and the drafter's facts have no config")
     draft = parse_config(draft_config) if own_drafter and isinstance(draft_config, Mapping) else None

@@ -359,6 +359,7 @@ def _manifest(
         "declared": dict(config),
         "environment": dict(environment),
         "probe": {
+            "canary": seat.probe.canary,
             "ready_timeout_s": seat.probe.ready_timeout_s,
             "stop_timeout_s": seat.probe.stop_timeout_s,
             "acceptance": seat.probe.acceptance and dict(seat.probe.acceptance),

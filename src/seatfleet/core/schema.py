@@ -31,6 +31,7 @@ from .kinds import (
     is_template,
     show,
 )
+from .manifest import CANARY_MODES
 from .problems import Problem, ProblemsError
 from .seat import Alias, Evidence, Probe, Seat, Speculative
 
@@ -171,6 +172,13 @@ PROBE = Record(
             ),
             "Least mean acceptance length per workload; null takes the bands of the method.",
             nullable=True,
+        ),
+        Field(
+            "canary",
+            Choice(CANARY_MODES),
+            "Which answers the canary asks for: known ones (answers), only that the seat answers as before (golden), "
+            "known ones from the day the model gives them (auto), or nothing (off).",
+            default="auto",
         ),
         Field("ready_timeout_s", Integer(10, 14_400, "seconds"), "From start to READY.", default=1800),
         Field("drain_timeout_s", Integer(0, 86_400, "seconds"), "For running requests to end.", default=300),

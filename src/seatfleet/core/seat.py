@@ -57,11 +57,13 @@ class Probe:
     """What the probe expects of a seat, and how long a start, a drain and a stop may take.
 
     ``acceptance`` maps a workload (``count``, ``code``, ``prose``, ``agent``) to the least mean acceptance length; None
-    takes the bands of the method. ``ready_timeout_s`` bounds the wait from start to READY, ``drain_timeout_s`` that
-    for running requests, ``stop_timeout_s`` that from SIGTERM to an empty cgroup.
+    takes the bands of the method. ``canary`` is one of :data:`seatfleet.core.manifest.CANARY_MODES`.
+    ``ready_timeout_s`` bounds the wait from start to READY, ``drain_timeout_s`` that for running requests,
+    ``stop_timeout_s`` that from SIGTERM to an empty cgroup.
     """
 
     acceptance: Mapping[str, float] | None = None
+    canary: str = "auto"
     ready_timeout_s: int = 1800
     drain_timeout_s: int = 300
     stop_timeout_s: int = 120

@@ -1,22 +1,19 @@
-"""Acceptance length per workload, measured with the seat's own counters while nobody else uses it."""
+"""Acceptance length per workload: from the seat's counters while nobody else uses it, else from the own streams."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier
 
 from ...core import acceptance as core
+from ...core.manifest import Speculation
 from ...core.metrics import CounterReset, Page, delta
-from ...core.probe_report import (
-    EXIT_ACCEPT_BROKEN,
-    EXIT_ACCEPT_LOW,
-    EXIT_BUSY,
-    EXIT_COUNTERS,
-    EXIT_READY,
-    Check,
-)
+from ...core.probe_report import EXIT_ACCEPT_BROKEN, EXIT_ACCEPT_LOW, EXIT_BUSY, EXIT_COUNTERS, EXIT_READY, Check
 from ..vllm import Completion
+from .evidence import Baselines
 from .ready import load
 from .session import Session, Stop, user
 from .workloads import prompt
@@ -31,6 +28,12 @@ _DRAFTS_WANTED = 100
 _MAX_REQUESTS = 12
 _MAX_TOKENS = 2000
 _MIN_TOKENS = 200
+#: A seat is left alone above this share of its request slots, or of its KV cache.
+_BUSY_SLOTS = 0.5
+_BUSY_KV = 0.8
+#: Requests sent at one moment, and the share of the single stream's AL that they must reach.
+_TOGETHER = 4
+_TOGETHER_LEAST = 0.85
 _EXITS = {
     "broken": EXIT_ACCEPT_BROKEN,
     "flat": EXIT_ACCEPT_BROKEN,
@@ -41,7 +44,7 @@ _EXITS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """What one workload gave: from the counters, and from the tokens in each piece of the streams."""
+    """What one workload gave."""
 
     acceptance: core.Acceptance
     stream_length: float | None
@@ -55,23 +58,33 @@ def check_acceptance(session: Session) -> None:
     if speculative is None:
         session.not_checked("acceptance", "the seat does not speculate")
         return
-    require_quiet(session)
+    require_light_load(session)
+    baselines = Baselines.of(session)
+    alone: dict[str, float] = {}
     for workload in session.manifest.acceptance or DEFAULT_WORKLOADS:
         declared = (session.manifest.acceptance or {}).get(workload)
-        band = core.band(speculative.method, speculative.k, workload, declared=declared)
-        measured = _measure(session, workload, speculative.k)
+        band = core.band(
+            speculative.method, speculative.k, workload, declared=declared, baseline=baselines.lengths(workload)
+        )
+        measured = _measure(session, workload, speculative)
         verdict = core.judge(measured.acceptance, band, workload)
         if verdict.status == "low":
             session.report.warnings.append(f"acceptance.{workload}: measured twice, first {verdict.message}")
-            measured = _measure(session, workload, speculative.k)
+            measured = _measure(session, workload, speculative)
             verdict = core.judge(measured.acceptance, band, workload)
         _report(session, workload, measured, verdict)
+        if verdict.status == "ok":
+            baselines.add(workload, measured.acceptance.length)
+            alone.setdefault(workload, measured.acceptance.length)
+    baselines.save()
+    for workload, length in list(alone.items())[:1]:
+        _check_together(session, workload, length)
 
 
-def require_quiet(session: Session) -> None:
-    """Wait a little for other requests to end; stop as BUSY when they do not.
+def require_light_load(session: Session) -> None:
+    """Wait for a quiet seat; go on under light load too, stop as BUSY when there is more.
 
-    Counters are global, so anybody else's tokens would be counted as the probe's.
+    Under light load the counters are not used: they are global, so anybody else's tokens would count as the probe's.
     """
     deadline = session.clock() + session.options.quiet_s
     while True:
@@ -80,31 +93,31 @@ def require_quiet(session: Session) -> None:
         if running == 0 and waiting == 0:
             return
         if session.clock() >= deadline:
-            why = (
-                f"{running:.0f} running and {waiting:.0f} waiting requests, KV cache {_usage(page):.0%} used: try "
-                "again when it is quiet"
-            )
-            session.check(Check("quiet", "busy", "0 requests", running + waiting, "requests", why, EXIT_BUSY))
-            raise Stop(why)
+            break
         session.sleep(min(1.0, session.options.poll_s))
+    usage = max(page.series(_KV_USAGE).values(), default=0.0)
+    slots = session.manifest.max_num_seqs
+    light = slots is not None and running < _BUSY_SLOTS * slots
+    if waiting == 0 and light and usage < _BUSY_KV:
+        return
+    why = f"{running:.0f} running and {waiting:.0f} waiting requests, KV cache {usage:.0%} used: try again later"
+    session.check(Check("quiet", "busy", "0 requests", running + waiting, "requests", why, EXIT_BUSY))
+    raise Stop(why)
 
 
-def _usage(page: Page) -> float:
-    return max(page.series(_KV_USAGE).values(), default=0.0)
-
-
-def _measure(session: Session, workload: str, k: int) -> Measured:
+def _measure(session: Session, workload: str, speculative: Speculation) -> Measured:
     """Measure one workload; a restart in between is measured again once, a second one is raised."""
     try:
-        return _measure_once(session, workload, k)
+        return _measure_once(session, workload, speculative)
     except CounterReset as error:
         session.report.warnings.append(f"acceptance.{workload}: measured again after a reset: {error}")
-        return _measure_once(session, workload, k)
+        return _measure_once(session, workload, speculative)
 
 
-def _measure_once(session: Session, workload: str, k: int) -> Measured:
-    typical = core.TYPICAL.get((session.manifest.speculative.method, k), {}) if session.manifest.speculative else {}
-    budget = min(_MAX_TOKENS, max(_MIN_TOKENS, math.ceil(_DRAFTS_WANTED * typical.get(workload, k + 1.0))))
+def _measure_once(session: Session, workload: str, speculative: Speculation) -> Measured:
+    typical: Mapping[str, float] = core.TYPICAL.get((speculative.method, speculative.k), {})
+    wanted = math.ceil(_DRAFTS_WANTED * typical.get(workload, speculative.k + 1.0))
+    budget = min(_MAX_TOKENS, max(_MIN_TOKENS, wanted))
     before = session.client.metrics()
     answers: list[Completion] = []
     spent = 0
@@ -114,19 +127,52 @@ def _measure_once(session: Session, workload: str, k: int) -> Measured:
         room = (limit or session.manifest.max_model_len) - used - 1
         answers.append(session.client.stream(session.body(messages, min(budget - spent, room))))
         spent += answers[-1].completion_tokens
-    after = _settled(session, before, len(answers))
+    after = settled(session, before, len(answers))
     increments = delta(before, after, (*core.COUNTERS, SUCCESS))
-    own, seen = len(answers), int(increments.total(SUCCESS))
-    if seen != own:
-        why = (
-            f"{seen} requests ended while the probe made {own}: somebody else uses the seat, its counters prove nothing"
-        )
-        session.check(Check(f"acceptance.{workload}", "busy", own, seen, "requests", why, EXIT_BUSY))
-        raise Stop(why)
-    return Measured(core.from_delta(increments), stream_length(answers), own, spent)
+    pieces = [tokens for answer in answers for tokens in _steps(answer)]
+    length = sum(pieces) / len(pieces) if pieces else None
+    running, waiting = load(before)
+    if running or waiting or int(increments.total(SUCCESS)) != len(answers):
+        own = core.from_stream(pieces, speculative.k) if pieces else None
+        if own is None:
+            why = (
+                "others use the seat, and its streams do not show single steps: no way to tell the probe's tokens apart"
+            )
+            session.check(Check(f"acceptance.{workload}", "busy", None, None, None, why, EXIT_BUSY))
+            raise Stop(why)
+        return Measured(own, length, len(answers), spent)
+    return Measured(core.from_delta(increments), length, len(answers), spent)
 
 
-def _settled(session: Session, before: Page, requests: int) -> Page:
+def _check_together(session: Session, workload: str, alone: float) -> None:
+    """Send several requests at the same moment: some corruption needs two prefills in one step (vllm #55375)."""
+    count = min(_TOGETHER, session.manifest.max_num_seqs or _TOGETHER)
+    before = session.client.metrics()
+    if count < 2 or any(load(before)):
+        session.not_checked(f"acceptance.{workload}.together", "it takes a quiet seat and two requests at once")
+        return
+    barrier = Barrier(count)
+
+    def send(number: int) -> Completion:
+        body = session.body(user(prompt(workload, _MAX_REQUESTS + number)), _MIN_TOKENS)
+        barrier.wait(timeout=session.client.limits.get)
+        return session.client.stream(body)
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(send, range(count)))
+    increments = delta(before, settled(session, before, count), (*core.COUNTERS, SUCCESS))
+    if int(increments.total(SUCCESS)) != count:
+        session.not_checked(f"acceptance.{workload}.together", "others used the seat meanwhile")
+        return
+    seen = core.from_delta(increments)
+    least = _TOGETHER_LEAST * alone
+    band = core.Band(core.BROKEN_BELOW, least, None, False, f"{_TOGETHER_LEAST} of {alone:.2f}, one request at a time")
+    tokens = sum(answer.completion_tokens for answer in answers)
+    verdict = core.judge(seen, band, workload)
+    _report(session, f"{workload}.together", Measured(seen, None, count, tokens), verdict)
+
+
+def settled(session: Session, before: Page, requests: int) -> Page:
     """Return a page that has counted the probe's own requests: the server books them just after its answer."""
     deadline = session.clock() + session.options.settle_s
     wanted = before.total_or(SUCCESS, 0.0) + requests
@@ -134,17 +180,12 @@ def _settled(session: Session, before: Page, requests: int) -> Page:
         page = session.client.metrics()
         if page.total_or(SUCCESS, 0.0) >= wanted or session.clock() >= deadline:
             return page
-        session.sleep(0.1)
+        session.sleep(0.05)
 
 
-def stream_length(answers: Sequence[Completion]) -> float | None:
-    """Return the mean tokens per piece of a stream, which is AL as the client sees it; None when not told.
-
-    The first piece comes from the prefill and the last is cut by the token limit: both are left out. A busy server
-    merges pieces, so this is evidence beside the counters, not instead of them.
-    """
-    counts = [chunk.tokens for answer in answers for chunk in answer.chunks[1:-1] if chunk.tokens]
-    return sum(counts) / len(counts) if counts else None
+def _steps(answer: Completion) -> Sequence[int]:
+    """Return the tokens of each piece of a stream but the first (the prefill's) and the last (cut by the limit)."""
+    return [chunk.tokens for chunk in answer.chunks[1:-1] if chunk.tokens]
 
 
 def _report(session: Session, workload: str, measured: Measured, verdict: core.Verdict) -> None:

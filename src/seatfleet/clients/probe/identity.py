@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from ...core import acceptance
 from ...core.declared import compare, parse_non_default_args
 from ...core.metrics import Page
+from ...core.modelconfig import UnknownModelError, parse_config
+from ...core.planner import Engine, PlanError, layout_of, parse_version, plan
 from ...core.probe_report import EXIT_IDENTITY, Check
 from ..vllm import SeatError
 from .session import Session, user
@@ -111,6 +116,7 @@ def _kv_cache(session: Session, page: Page, lines: Sequence[str]) -> None:
     if tokens is None:
         session.not_checked("kv_cache_tokens", "neither vllm:cache_config_info nor the journal of this start has it")
         return
+    _planned(session, tokens)
     needed = session.manifest.max_model_len
     session.check(
         Check(
@@ -123,6 +129,43 @@ def _kv_cache(session: Session, page: Page, lines: Sequence[str]) -> None:
             EXIT_IDENTITY,
         )
     )
+
+
+def _planned(session: Session, tokens: int) -> None:
+    """Compare the planner's number with the engine's; a difference is a warning, the engine is right."""
+    manifest = session.manifest
+    if manifest.kv_cache_memory_bytes is None or manifest.model_path is None:
+        session.not_checked("planned_kv_tokens", "the manifest has no pinned KV memory or no model path")
+        return
+    declared = {flag.lstrip("-").replace("_", "-"): value for flag, value in manifest.declared.items()}
+    engine = Engine(
+        version=parse_version(session.report.vllm_version or "") or (),
+        max_num_batched_tokens=declared.get("max-num-batched-tokens") or 8192,
+        block_size=declared.get("block-size"),
+        prefix_caching=manifest.prefix_caching,
+        speculative_tokens=manifest.speculative.k if manifest.speculative else 0,
+        method=manifest.speculative.method if manifest.speculative else None,
+        tensor_parallel=declared.get("tensor-parallel-size") or 1,
+        kv_cache_dtype=declared.get("kv-cache-dtype") or "auto",
+        state_dtype=declared.get("mamba-ssm-cache-dtype") or "auto",
+        cpu=not session.host.has_gpu(),
+        pads_pages=True,  # the engine is running, so its pages were made equal
+    )
+    try:
+        model = parse_config(_config(manifest.model_path))
+        drafter = parse_config(_config(manifest.drafter_path)) if manifest.drafter_path else None
+        found = plan(layout_of(model, engine, drafter), manifest.kv_cache_memory_bytes, manifest.max_model_len)
+    except (UnknownModelError, PlanError, OSError, ValueError) as error:
+        session.not_checked("planned_kv_tokens", f"not planned: {error}")
+        return
+    status = "ok" if found.tokens == tokens else "warn"
+    why = f"the planner expects {found.tokens:,} ({found.confidence}), the engine has {tokens:,}"
+    session.check(Check("planned_kv_tokens", status, found.tokens, tokens, "tokens", why))
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return content
 
 
 def _speculation(session: Session, page: Page) -> None:

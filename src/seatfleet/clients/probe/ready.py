@@ -80,7 +80,7 @@ def _attempt(session: Session, wait: Wait) -> bool:
         if not require_owner(session, wait.first is not None):
             return False
         require_model(session)
-        before = _progress(session)
+        before = engine_progress(session)
         completion = session.client.stream(session.body(user("Count from 1 to 9, separated by commas."), 8))
     except SeatError as error:
         wait.last = error
@@ -91,7 +91,7 @@ def _attempt(session: Session, wait: Wait) -> bool:
             return False
         if error.kind in (Kind.CUT, Kind.SERVER_ERROR):
             _require_survivor(session, wait, error)
-        raise _refused(session, error) from error
+        raise refused(session, error) from error
     _accept(session, wait, completion)
     return True
 
@@ -135,7 +135,7 @@ def require_model(session: Session) -> None:
         )
 
 
-def _progress(session: Session) -> tuple[float, ...] | None:
+def engine_progress(session: Session) -> tuple[float, ...] | None:
     """Return counters that move with each engine step, None when the page cannot be had."""
     try:
         page = session.client.metrics()
@@ -146,7 +146,7 @@ def _progress(session: Session) -> tuple[float, ...] | None:
 
 def _require_progress(session: Session, wait: Wait, began: float, before: tuple[float, ...] | None) -> None:
     """Tell a busy seat from a hung one after a timeout: busy is not dead, and dead is known by the counters."""
-    after = _progress(session)
+    after = engine_progress(session)
     if before is not None and after is not None and after != before:
         wait.stalled_since, wait.progressed = None, True
         return
@@ -181,7 +181,7 @@ def _require_survivor(session: Session, wait: Wait, error: SeatError) -> None:
         session.sleep(0.5)
 
 
-def _refused(session: Session, error: SeatError) -> Stop:
+def refused(session: Session, error: SeatError) -> Stop:
     """Turn an answer that waiting cannot change into a failed check."""
     key = session.manifest.api_key_file
     if error.kind is Kind.UNAUTHORIZED:

@@ -10,17 +10,22 @@ from ...core.metrics import CounterReset, MetricsError
 from ...core.probe_report import EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
 from ..vllm import SeatClient, SeatError
 from .acceptance import check_acceptance
+from .canary import check_canary, check_canary_deep
 from .identity import check_identity
+from .passive import check_passive
+from .prefix import check_lengths, check_prefix, check_tool_call
 from .ready import wait_ready
 from .session import Host, Options, Session, Stop
 
 Step = Callable[[Session], None]
 
-#: What each level adds to the one before.
+#: What each level adds to the one before; ``passive`` stands alone, since ``ready`` proves more than it does.
 STEPS: dict[str, tuple[Step, ...]] = {
+    "passive": (check_passive,),
     "ready": (wait_ready,),
-    "identity": (check_identity,),
-    "acceptance": (check_acceptance,),
+    "identity": (check_identity, check_canary),
+    "acceptance": (check_acceptance, check_canary_deep),
+    "prefix": (check_prefix, check_tool_call, check_lengths),
 }
 
 
@@ -41,8 +46,8 @@ def probe(manifest: Manifest, client: SeatClient, host: Host, options: Options, 
     session = Session(manifest, client, host, options, report)
     began = session.clock()
     try:
-        for name in LEVELS[: LEVELS.index(level) + 1]:
-            for step in STEPS.get(name, ()):
+        for name in LEVELS[LEVELS.index(level) and 1 : LEVELS.index(level) + 1]:
+            for step in STEPS[name]:
                 step(session)
     except Stop:
         pass

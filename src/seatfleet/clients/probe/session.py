@@ -29,6 +29,9 @@ class Host(Protocol):
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:
         """Return what this start of the unit logged, optionally only lines matching a pattern."""
 
+    def has_gpu(self) -> bool:
+        """Tell whether the machine has NVIDIA GPUs; vLLM's CPU build has other defaults."""
+
 
 @dataclass(frozen=True)
 class SystemHost:
@@ -47,6 +50,10 @@ class SystemHost:
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:
         """Return what this start of the unit logged, optionally only lines matching a pattern."""
         return read_journal(state, self.unit_name or "", pattern=pattern)
+
+    def has_gpu(self) -> bool:
+        """Tell whether the machine has NVIDIA GPUs."""
+        return Path("/dev/nvidiactl").exists()
 
 
 @dataclass(frozen=True)

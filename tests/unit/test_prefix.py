@@ -1,0 +1,232 @@
+"""Warm prefix, tool calls, prompt lengths, and the look that generates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak
+
+from seatfleet.clients.probe import Options, probe
+from seatfleet.clients.probe.prefix import expected_hits
+from seatfleet.clients.vllm import Limits, SeatClient
+from seatfleet.core import probe_report as codes
+from seatfleet.core.manifest import Manifest
+from seatfleet.core.probe_report import Report
+
+
+@pytest.fixture
+def stub() -> Iterator[StubSeat]:
+    seat = StubSeat()
+    seat.answer = clever
+    seat.max_model_len = 8192
+    seat.rates = None
+    seat.cache_config["enable_prefix_caching"] = "True"
+    yield seat
+    seat.close()
+
+
+def manifest(stub: StubSeat, **changes: Any) -> Manifest:
+    base = {"max_model_len": 8192, "prefix_caching": True, "speculative": None, "declared": {}, "acceptance": None}
+    return manifest_for(stub, **{**base, **changes})
+
+
+def run(stub: StubSeat, level: str = "prefix", host: FakeHost | None = None, **changes: Any) -> Report:
+    wanted = manifest(stub, **changes)
+    options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3)
+    with SeatClient(wanted.base_url, KEY, Limits(get=1, token=1, request=5)) as client:
+        return probe(wanted, client, host or FakeHost(), options, level)
+
+
+def check(report: Report, name: str) -> tuple[str, object]:
+    return next((one.status, one.observed) for one in report.checks if one.id == name)
+
+
+def test_a_warm_prefix(stub: StubSeat) -> None:
+    stub.ttft = lambda warm: 0.02 if warm else 0.2
+    report = run(stub)
+    assert report.exit == codes.EXIT_READY
+    status, hits = check(report, "prefix.hits")
+    assert status == "ok"
+    assert isinstance(hits, int)
+    assert hits > 3500
+    assert report.ttft_s["ratio"] > 3
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_no_hits(stub: StubSeat, hybrid: bool) -> None:
+    stub.drop_hits = True
+    if hybrid:
+        stub.cache_config["mamba_cache_mode"] = "align"
+    report = run(stub)
+    assert report.exit == codes.EXIT_PREFIX
+    assert "0 of" in str(report.cause)
+    assert ("hybrid model: the release lacks" in str(report.cause)) == hybrid
+
+
+def test_a_poisoned_cache_gives_another_answer(stub: StubSeat) -> None:
+    """A hit that restores less state than it claims: fluent, status 200, wrong."""
+    stub.warm_answer = lambda body: speak("The harbour was closed that year and nobody came " * 20, body)
+    report = run(stub)
+    assert report.exit == codes.EXIT_PREFIX
+    assert "twice: the cache restores another state" in str(report.cause)
+
+
+def test_a_difference_that_does_not_come_back_is_a_warning(stub: StubSeat) -> None:
+    def once(body: dict[str, Any]) -> Answer:
+        stub.warm_answer = None
+        return speak("Something else", body)
+
+    stub.warm_answer = once
+    report = run(stub)
+    assert report.exit == codes.EXIT_READY
+    assert any("differed once" in warning for warning in report.warnings)
+
+
+def test_without_a_clear_lead_another_answer_is_legal(stub: StubSeat) -> None:
+    near = [0.05] * 200
+    stub.answer = lambda body: Answer(clever(body).pieces, "stop", gaps=near)
+    stub.warm_answer = lambda body: speak("Something else entirely", body, gaps=near)
+    assert run(stub).exit == codes.EXIT_READY
+
+
+def test_caching_that_was_to_be_off(stub: StubSeat) -> None:
+    report = run(stub, prefix_caching=False)
+    assert report.exit == codes.EXIT_PREFIX
+    assert "but the seat has prefix_caching: false" in str(report.cause)
+    stub.cache_config["enable_prefix_caching"] = "False"
+    assert run(stub, prefix_caching=False).exit == codes.EXIT_READY
+
+
+def test_a_context_shorter_than_a_block_is_not_checked(stub: StubSeat) -> None:
+    stub.cache_config["effective_attention_block_size"] = "9000"
+    assert check(run(stub), "prefix")[0] == "not_checked"
+
+
+def test_others_on_the_seat_make_hits_uncountable(stub: StubSeat) -> None:
+    def somebody_else(_: int) -> None:
+        stub.counts[0]["queries"] += 500
+
+    stub.after_generation = somebody_else
+    assert check(run(stub), "prefix.hits")[0] == "not_checked"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block", "method", "hits"),
+    [
+        (716, 32, None, 704),
+        (716, 32, "draft_model", 704),
+        (704, 32, None, 672),
+        (716, 32, "mtp", 672),
+        (30, 32, None, 0),
+    ],
+)
+def test_expected_hits(tokens: int, block: int, method: str | None, hits: int) -> None:
+    """704 of 716 with blocks of 32 is what a real server gave, with and without a draft model."""
+    assert expected_hits(tokens, block, method) == hits
+
+
+TOOLS = {"tool-call-parser": "hermes"}
+
+
+def test_tool_calls(stub: StubSeat) -> None:
+    assert check(run(stub, declared=TOOLS), "tool_call") == ("ok", 2)
+    assert check(run(stub), "tool_call")[0] == "not_checked"
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ([], "no tool call"),
+        ([("get_weather", "")], "arguments are not JSON: ''"),
+        ([("get_weather", "{}")], "arguments without a city"),
+        ([("get_weather", '{"city": ""}')], "arguments without a city"),
+        ([("get_weather", '{"city": ')], "arguments are not JSON"),
+        ([("get_time", '{"city": "Paris"}')], "a call of 'get_time'"),
+    ],
+)
+def test_broken_tool_calls(stub: StubSeat, calls: list[tuple[str, str]], words: str) -> None:
+    stub.answer = lambda body: Answer(["x "], "stop", tool_calls=calls) if body.get("tools") else clever(body)
+    report = run(stub, declared=TOOLS)
+    assert report.exit == codes.EXIT_TOOLCALL
+    assert words in str(report.cause)
+
+
+def test_a_tool_call_that_breaks_only_when_streamed(stub: StubSeat) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        if body.get("tools"):
+            arguments = "" if body.get("stream") else '{"city": "Paris"}'
+            return Answer([], "tool_calls", tool_calls=[("get_weather", arguments)])
+        return clever(body)
+
+    stub.answer = answer
+    report = run(stub, declared=TOOLS)
+    assert report.exit == codes.EXIT_TOOLCALL
+    assert "attempt 1, streamed" in str(report.cause)
+
+
+def test_prompt_lengths(stub: StubSeat) -> None:
+    status, lengths = check(run(stub), "prompt_lengths")
+    assert status == "ok"
+    assert isinstance(lengths, list)
+    assert len(lengths) == 3
+    assert 1500 < lengths[-1] < 2500
+
+
+def test_a_crash_at_a_longer_prompt(stub: StubSeat) -> None:
+    def crash(_: int) -> None:
+        if len(stub.prompts[-1]["messages"][0]["content"]) > 8000:
+            stub.stream_error = "illegal memory access"
+
+    stub.before_generation = crash
+    report = run(stub)
+    assert report.exit == codes.EXIT_NOT_READY
+    assert "illegal memory access" in str(report.cause)
+
+
+# -- passive
+
+
+def test_passive_generates_nothing(stub: StubSeat) -> None:
+    report = run(stub, "passive")
+    assert (report.exit, stub.generations) == (codes.EXIT_READY, 0)
+    assert report.vllm_version == "0.32.0"
+
+
+def test_passive_finds_a_hung_engine_by_its_counters(stub: StubSeat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatfleet.clients.probe.passive._PROGRESS_LIMIT_S", 0.1)
+    stub.running = 2
+    report = run(stub, "passive")
+    assert report.exit == codes.EXIT_NOT_READY
+    assert "2 requests are running and no counter moved" in str(report.cause)
+
+
+def test_passive_leaves_a_working_engine_alone(stub: StubSeat) -> None:
+    stub.running = 2
+
+    def move(text: str) -> str:
+        stub.counts[0]["iterations"] += 1
+        return text
+
+    stub.metrics_text = move
+    assert run(stub, "passive").exit == codes.EXIT_READY
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("unit", "failed"), ("owner", "nobody listens"), ("dead", "503"), ("model", "serves ['other']")],
+)
+def test_passive_findings(stub: StubSeat, what: str, words: str) -> None:
+    host = FakeHost()
+    if what == "unit":
+        host.change(active="failed", sub="failed")
+    elif what == "owner":
+        host.owners = []
+    elif what == "dead":
+        stub.fail["/health"] = (503, "")
+    else:
+        stub.names = ["other"]
+    report = run(stub, "passive", host)
+    assert report.exit in (codes.EXIT_NOT_READY, codes.EXIT_IDENTITY)
+    assert words in str(report.cause)
