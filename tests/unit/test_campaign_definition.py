@@ -125,6 +125,11 @@ def test_an_interaction_is_a_contrast_of_four_arms():
             {"kv_pin": {"minimum": "10GB", "step": "512MiB", "margin": "2GiB"}},
             "minimum: expected an integer followed by",
         ),
+        (
+            {"amortization": {"off": "off", "off_lever": "x", "spec": "k1", "spec_lever": "k2"}},
+            "off_lever: expected one of",
+        ),
+        ({"model_facts": {"experts": 4, "active_experts": 8}}, "active_experts: expected an integer from 1 to 4"),
         ({"shadow": {"gpus": [], "port": 8099}}, "shadow.gpus: expected a list of GPU indices"),
         ({"shadow": {"gpus": [3]}}, "shadow.port: expected a free port"),
         ({"compile_cache": "none"}, "compile_cache: expected one of persist, fresh"),
@@ -139,6 +144,15 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str):
         load(mtp(**changes))
     assert message in str(caught.value)
     assert "group_vars/fv_ml1/campaigns.yml: campaign mtp" in str(caught.value)
+
+
+def test_what_explains_the_result_is_read():
+    arms = {name: {"speculative-config": name} for name in ("off", "fp8", "k2", "k2-fp8")}
+    facts = {"experts": 512, "active_experts": 10, "host_table": True}
+    four = {"off": "off", "off_lever": "fp8", "spec": "k2", "spec_lever": "k2-fp8"}
+    definition = load(mtp(arms=arms, amortization=four, model_facts=facts))
+    assert definition.amortization is not None and definition.amortization.spec_lever == "k2-fp8"
+    assert definition.model_facts is not None and definition.model_facts.host_table
 
 
 def test_everything_wrong_is_reported_at_once():

@@ -89,6 +89,25 @@ class KvPin:
 
 
 @dataclass(frozen=True)
+class AmortizationArms:
+    """Four arms that isolate a dense lever with and without speculation."""
+
+    off: str
+    off_lever: str
+    spec: str
+    spec_lever: str
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the report needs to say how verification multiplies expert reads and host fetches."""
+
+    experts: int
+    active_experts: int
+    host_table: bool = False
+
+
+@dataclass(frozen=True)
 class Shadow:
     """Run on idle GPUs and another port; production stays up."""
 
@@ -128,6 +147,8 @@ class Definition:
     idle_s: float = 60.0
     ready_timeout_s: float = 1800.0
     synthetic: bool = False
+    amortization: AmortizationArms | None = None
+    model_facts: ModelFacts | None = None
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that id.
@@ -315,6 +336,8 @@ def load_definition(raw: object, *, name: str, where: str) -> Definition:
         idle_s=reader.number("idle_s", 60.0, 0.0, 3600.0),
         ready_timeout_s=reader.number("ready_timeout_s", 1800.0, 10.0, 14400.0),
         synthetic=reader.boolean("synthetic", False),
+        amortization=_read_amortization(reader, ids),
+        model_facts=_read_model_facts(reader),
     )
     _check_synthetic(reader, definition)
     reader.unknown()
@@ -493,6 +516,31 @@ def _read_shadow(reader: _Reader) -> Shadow | None:
         reader.problem("shadow.port", "a free port of the host", "nothing")
     inner.unknown("shadow.")
     return Shadow(tuple(gpus), port)
+
+
+def _read_amortization(reader: _Reader, ids: Sequence[str]) -> AmortizationArms | None:
+    raw = reader.get("amortization")
+    inner = reader.nested("amortization", raw) if raw is not None else None
+    if inner is None:
+        return None
+    arms = {name: inner.choice(name, ids, "") for name in ("off", "off_lever", "spec", "spec_lever")}
+    inner.unknown("amortization.")
+    return AmortizationArms(**arms)
+
+
+def _read_model_facts(reader: _Reader) -> ModelFacts | None:
+    raw = reader.get("model_facts")
+    inner = reader.nested("model_facts", raw) if raw is not None else None
+    if inner is None:
+        return None
+    experts = int(inner.number("experts", 1, 1, 100_000, integer=True))
+    facts = ModelFacts(
+        experts,
+        int(inner.number("active_experts", 1, 1, experts, integer=True)),
+        inner.boolean("host_table", False),
+    )
+    inner.unknown("model_facts.")
+    return facts
 
 
 def _is_gpu(value: object) -> bool:

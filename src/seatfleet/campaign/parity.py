@@ -57,8 +57,8 @@ class Deployment:
     """The live seat as read from the machine.
 
     ``argv`` is the command line after ``serve``; ``config`` the mapping of its ``--config`` file. ``source`` says where
-    both were read (path and hash): a deployment without it is retyped and refused. ``identity`` holds what must not move
-    during a campaign: release and patch set, model digest, GPU, driver, kernel.
+    both were read (path and hash): a deployment without it is retyped and refused. ``identity`` holds what must not
+    move during a campaign: release and patch set, model digest, GPU, driver, kernel.
     """
 
     argv: tuple[str, ...]

@@ -1,7 +1,8 @@
-"""Prompts of a campaign: own texts, frozen in ``shapes/*.jsonl`` and checked by sha256, and generated long documents.
+"""Prompts of a campaign: own texts, frozen in ``shapes/*.jsonl`` with their sha256, and generated long documents.
 
-The same prompts go to every arm and repetition (paired); isolation from the prefix cache comes from ``cache_salt``, which
-changes no token. Random token ids are not offered: they depress draft acceptance (vllm #52536) and say nothing about text.
+The same prompts go to every arm and repetition (paired); isolation from the prefix cache comes from ``cache_salt``,
+which changes no token. Random token ids are not offered: they depress draft acceptance (vllm #52536) and say nothing
+about text.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def load_frozen(name: str, max_tokens: int | None = None) -> Shape:
     content = (resources.files(__package__) / "shapes" / f"{name}.jsonl").read_bytes()
     expected, seen = frozen_index()[name]["sha256"], hashlib.sha256(content).hexdigest()
     if seen != expected:
-        raise ShapeError(f"shapes/{name}.jsonl: expected sha256 {expected}, seen {seen}; frozen texts must not be edited")
+        raise ShapeError(
+            f"shapes/{name}.jsonl: expected sha256 {expected}, seen {seen}; frozen texts must not be edited"
+        )
     header, *rows = (json.loads(line) for line in content.decode().splitlines())
     system = [{"role": "system", "content": header["system"]}] if "system" in header else []
     return Shape(
@@ -96,28 +99,44 @@ def load_frozen(name: str, max_tokens: int | None = None) -> Shape:
 
 # --- long documents ---------------------------------------------------------------------------------------------------
 
-_PLACES = "Oststad Karsund Vessel-Point Ostre Halden Lindby Torvik Marnes Selje Brekke Alvdal Rindal Nesna Hovden".split()
-_NAMES = "Ida Marek Sunniva Tobias Ragna Elias Ylva Anselm Petra Jonas Solveig Casimir Agnes Leif Judit Bertil".split()
-_GOODS = "copper wire;roof slates;dried peas;lamp oil;printing paper;seed potatoes;wool;window glass;salt;hinges".split(";")
-_VESSELS = "Heron Petrel Northern-Light Two-Sisters Patience Grey-Goose Constance Morning Fulmar Sextant".split()
-_CAUSES = "fog;a torn sail;ice at the pier;a missing seal on the papers;a late train;low water;a broken crane".split(";")
+_PLACES = (
+    *("Oststad", "Karsund", "Vessel-Point", "Ostre", "Halden", "Lindby", "Torvik"),
+    *("Marnes", "Selje", "Brekke", "Alvdal", "Rindal", "Nesna", "Hovden"),
+)
+_NAMES = (
+    *("Ida", "Marek", "Sunniva", "Tobias", "Ragna", "Elias", "Ylva", "Anselm"),
+    *("Petra", "Jonas", "Solveig", "Casimir", "Agnes", "Leif", "Judit", "Bertil"),
+)
+_GOODS = (
+    *("copper wire", "roof slates", "dried peas", "lamp oil", "printing paper"),
+    *("seed potatoes", "wool", "window glass", "salt", "hinges"),
+)
+_VESSELS = (
+    *("Heron", "Petrel", "Northern-Light", "Two-Sisters", "Patience"),
+    *("Grey-Goose", "Constance", "Morning", "Fulmar", "Sextant"),
+)
+_CAUSES = (
+    *("fog", "a torn sail", "ice at the pier", "a missing seal on the papers"),
+    *("a late train", "low water", "a broken crane"),
+)
 _SENTENCES = (
-    "On day {n} the {vessel} carried {a} crates of {goods} from {place} to {other}, and the clerk {name} noted a delay of "
-    "{b} minutes because of {cause}.",
+    "On day {n} the {vessel} carried {a} crates of {goods} from {place} to {other}, and the clerk {name} noted a delay "
+    "of {b} minutes because of {cause}.",
     "Entry {n}: {name} of {place} paid {a} crowns and {b} pence for {goods} that had come with the {vessel}.",
     "The harbour book of {place} says under number {n} that {name} weighed {a} sacks, found {b} of them damp and sent "
     "the rest on to {other}.",
-    "In week {n} the pilot {name} brought the {vessel} past {place} in {a} minutes, which is {b} more than the week before.",
+    "In week {n} the pilot {name} brought the {vessel} past {place} in {a} minutes, {b} more than the week before.",
     "Number {n} is a letter from {name} in {other}, asking why {a} bales of {goods} had stood at {place} for {b} days.",
-    "For {a} crowns the {vessel} was fitted with {b} new lamps at {place}; the bill, number {n}, was signed by {name}.",
-    "{name} counted {a} gulls and {b} seals from the tower of {place} on the day of entry {n}, when nothing arrived but "
-    "{goods}.",
-    "Because of {cause} the {vessel} lay at {other} until hour {b}, writes {name}, and entry {n} was made {a} days late.",
+    "For {a} crowns the {vessel} was fitted with {b} new lamps at {place}; {name} signed the bill, number {n}.",
+    "{name} counted {a} gulls and {b} seals from the tower of {place} on the day of entry {n}, when nothing arrived "
+    "but {goods}.",
+    "Because of {cause} the {vessel} lay at {other} until hour {b}, writes {name}, and entry {n} was made {a} days "
+    "late.",
 )
 _QUESTION = (
-    "\n\nThat was the register. Answer from it: which clerk keeps the key to the archive room of {place}, and what is the "
-    "number stamped on it? Say so in one sentence. Then write about two hundred words on how the trade of {place} changed "
-    "over the pages that you read, naming entries by their numbers."
+    "\n\nThat was the register. Answer from it: which clerk keeps the key to the archive room of {place}, and what is "
+    "the number stamped on it? Say so in one sentence. Then write about two hundred words on how the trade of {place} "
+    "changed over the pages that you read, naming entries by their numbers."
 )
 _NEEDLE = "The key to the archive room of {place} bears the number {number} and is kept by {name} alone."
 

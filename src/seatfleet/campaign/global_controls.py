@@ -1,0 +1,165 @@
+"""Global controls GC1 to GC4 and the positive controls: one failure and the campaign has no verdict."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from . import observe, parity, stats
+from .controls import BootView, Check, Status
+from .measured import STREAM_METRICS, CellKey, Measured, boots_of, repetitions
+from .stats import NotEstimable
+
+
+def global_checks(measured: Measured) -> list[Check]:
+    """Return GC1 to GC4 and the positive controls; one FAIL and there is no verdict."""
+    return [
+        null_control(measured),
+        drift_control(measured),
+        *uniform_controls(measured),
+        planted_delay_control(measured),
+        *broken_arm_controls(measured),
+        control_is_valid(measured),
+    ]
+
+
+def _primary_cells(measured: Measured) -> list[CellKey]:
+    primary = measured.definition.primary
+    return [(shape, c) for shape in primary.shapes for c in primary.concurrency]
+
+
+def null_control(measured: Measured) -> Check:
+    """GC1: no control boot is unlike the others in a primary cell (Holm over boots and cells)."""
+    title = "control boots agree with each other"
+    p_values: list[tuple[float, str]] = []
+    try:
+        for key in _primary_cells(measured):
+            boots = boots_of(measured, key, measured.definition.primary.metric)
+            names = [boot.name for boot in measured.valid if boot.control]
+            p_values += [
+                (p, f"{name} in {_cell(key)}") for p, name in zip(stats.outlying_boots(boots), names, strict=True)
+            ]
+    except (NotEstimable, ValueError) as error:
+        return Check("GC1", title, "campaign", Status.NOT_CHECKED, str(error))
+    adjusted = stats.holm([p for p, _ in p_values])
+    odd = [f"{name} (p {p:.2g})" for p, (_, name) in zip(adjusted, p_values, strict=True) if p < 0.05]
+    return Check("GC1", title, "campaign", Status.FAIL if odd else Status.PASS, ", ".join(odd))
+
+
+def drift_control(measured: Measured) -> Check:
+    """GC2: no drift over the campaign that matters.
+
+    It fails when the slope is certain (over the primary cells together), exceeds the floor that would hold without it,
+    and exceeds the margin that the campaign itself calls irrelevant. A linear drift cancels in the schedule; one this
+    large is a sign of something that need not be linear.
+    """
+    title = "no drift over the campaign"
+    cells = _primary_cells(measured)
+    bad, seen = [], []
+    try:
+        for key in cells:
+            boots = boots_of(measured, key, measured.definition.primary.metric)
+            positions = [float(boot.slot) for boot in measured.valid if repetitions(boot, key, STREAM_METRICS[0])]
+            counts = [sum(boot.arm == arm for boot in boots) for arm in dict.fromkeys(boot.arm for boot in boots)]
+            found = stats.drift(boots, positions, sum(boot.control for boot in boots), min(counts))
+            text = f"{_cell(key)}: {math.expm1(found.total):+.1%} over the campaign"
+            seen.append(text)
+            limit = max(found.floor, math.log1p(measured.definition.margin))
+            if found.p < 0.05 / len(cells) and abs(found.total) > limit:
+                bad.append(f"{text} (p {found.p:.2g}, limit {math.expm1(limit):.1%})")
+    except (NotEstimable, ValueError) as error:
+        return Check("GC2", title, "campaign", Status.NOT_CHECKED, str(error))
+    return Check("GC2", title, "campaign", Status.FAIL if bad else Status.PASS, "; ".join(bad or seen))
+
+
+_UNIFORM = (
+    ("GC3", "one harness: client", "client_sha256"),
+    ("GC3", "one harness: sampling", "sampling"),
+    ("GC3", "one harness: texts", "shapes"),
+    ("GC3", "arms differ in the studied keys only", "base_hash"),
+    ("GC4", "one machine: GPU, driver, kernel, release, model", "provenance"),
+)
+
+
+def uniform_controls(measured: Measured) -> list[Check]:
+    """GC3 and GC4: what must be the same in every boot is."""
+    checks = []
+    for rule, title, key in _UNIFORM:
+        values: dict[str, list[str]] = {}
+        for name, info in measured.infos.items():
+            values.setdefault(parity.canonical_json(info[key]), []).append(name)
+        detail = (
+            "" if len(values) == 1 else "; ".join(f"{', '.join(names)}: {text[:120]}" for text, names in values.items())
+        )
+        checks.append(Check(rule, title, "campaign", Status.PASS if len(values) <= 1 else Status.FAIL, detail))
+    prompts: dict[tuple[str, int, str], set[tuple[str, ...]]] = {}
+    for boot in measured.boots:
+        for cell, hashes in observe.prompt_hashes(boot.cells).items():
+            prompts.setdefault(cell, set()).add(hashes)
+    mixed = sorted(f"{shape} c={c} {kind}" for (shape, c, kind), sets in prompts.items() if len(sets) > 1)
+    status = Status.FAIL if mixed else Status.PASS
+    checks.append(Check("GC3", "the same prompts in every cell of every boot", "campaign", status, ", ".join(mixed)))
+    return checks
+
+
+def planted_delay_control(measured: Measured) -> Check:
+    """PC2: a slowness of known size, planted by the client in the control boots, is seen at its size."""
+    title = "a planted delay is seen"
+    if measured.definition.planted_delay is None:
+        return Check("PC2", title, "campaign", Status.NOT_CHECKED, "switched off in the definition")
+    pairs = [pair for boot in measured.valid if boot.control and (pair := _planted_pair(boot)) is not None]
+    if not pairs:
+        return Check("PC2", title, "campaign", Status.NOT_CHECKED, "no cell with concurrency 1")
+    seen, expected = fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
+    detail = f"expected {math.expm1(expected):+.1%}, seen {math.expm1(seen):+.1%} in {len(pairs)} boots"
+    visible = seen <= expected / 2 and abs(seen - expected) <= max(abs(expected) / 2, _noise(measured))
+    return Check("PC2", title, "campaign", Status.PASS if visible else Status.FAIL, detail)
+
+
+def _planted_pair(boot: BootView) -> tuple[float, float] | None:
+    """Return (seen, expected) change of ln throughput by the planted delay of one boot."""
+    planted = next((cell for cell in boot.cells if cell.kind == "planted"), None)
+    if planted is None or not planted.completed:
+        return None
+    plain = [c for c in boot.cells if c.kind == "stream" and c.key == planted.key and c.completed]
+    rates = [rate for c in plain if (rate := observe.aggregate_output_tok_s(c.completed))]
+    slow = observe.aggregate_output_tok_s(planted.completed)
+    if not rates or not slow:
+        return None
+    busy = median(sum((r.t_last_ns or 0) - r.t_send_ns for r in c.completed) / len(c.completed) for c in plain)
+    delay = fmean(request.planted_delay_ns for request in planted.completed)
+    return math.log(slow / median(rates)), -math.log1p(delay / busy)
+
+
+def _noise(measured: Measured) -> float:
+    key = _primary_cells(measured)[0]
+    boots = boots_of(measured, key, measured.definition.primary.metric)
+    try:
+        return max(stats.estimate(boots, c.weights).floor for c in measured.definition.contrasts)
+    except NotEstimable:
+        return 0.0
+
+
+def broken_arm_controls(measured: Measured) -> list[Check]:
+    """PC3: arms that are broken on purpose were recognised as broken."""
+    checks = []
+    for arm in measured.definition.positive_controls:
+        reason = measured.voids.arms.get(arm)
+        status = Status.PASS if reason else Status.FAIL
+        detail = f"void, as it must be: {reason}" if reason else "it was built to be void and was not recognised"
+        checks.append(Check("PC3", "a broken drafter is recognised", arm, status, detail))
+    return checks
+
+
+def control_is_valid(measured: Measured) -> Check:
+    """PC1: without a valid control, booted twice, there is nothing to compare with."""
+    control = measured.definition.control
+    reason = measured.voids.arms.get(control)
+    count = sum(boot.arm.id == control for boot in measured.valid)
+    if reason is None and count < 2:
+        reason = f"{count} valid boots of at least 2"
+    return Check("PC1", "the control arm is valid", control, Status.FAIL if reason else Status.PASS, reason or "")
+
+
+def _cell(key: CellKey) -> str:
+    return f"{key[0]} c={key[1]}"
