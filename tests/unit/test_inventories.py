@@ -21,9 +21,9 @@ PLAY = """---
   tasks:
     - name: Show it
       ansible.builtin.debug:
-        msg: "port={{ seats['flash-next'].port }} serial={{ fleet_serial | to_json }}"
+        msg: "port={{ seats['flash-next'].port }} control={{ gateway_control_key }}"
 """
-SEEN = 'port=8022 serial=[1, \\"50%\\"]'
+SEEN = "port=8022 control=control"
 
 
 def run(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
