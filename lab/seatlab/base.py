@@ -63,6 +63,19 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
+# The build ends with this process, however that ends, and with the build its mounts and all that it started: the next
+# one finds an unused directory, not one with /dev bound into it.
+CONFINED = (
+    "setpriv",
+    "--pdeathsig=KILL",
+    "--",
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 PROXIES = ("http_proxy", "Acquire::http::Proxy", "https_proxy", "Acquire::https::Proxy")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
@@ -99,7 +112,7 @@ def ensure(cache: Path) -> Path:
     wanted = path(cache)
     if wanted.is_dir():
         return wanted
-    with locked(cache / "base" / ".lock"):
+    with locked(cache / "base" / ".lock", "lab: waiting for the base that another run is building"):
         if not wanted.is_dir():
             _build(wanted)
     return wanted
@@ -113,8 +126,7 @@ def _build(wanted: Path) -> None:
     log = wanted.with_name(f"{wanted.name}.log")
     shutil.rmtree(building, ignore_errors=True)
     print(f"lab: building the base root filesystem, minutes on a slow mirror (log: {log})", file=sys.stderr)
-    # The mount namespace takes /proc and /dev of the build with it, whenever and however the build ends.
-    command = ["unshare", "--mount", "--", "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    command = [*CONFINED, "mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
     command += ["--aptopt=Apt::Install-Recommends false"]
     command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     command += [f"--keyring={KEYRING}"] if KEYRING.exists() else []

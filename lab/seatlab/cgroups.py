@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -72,14 +72,19 @@ def parse(self_cgroup: str, mountinfo: str) -> list[Hierarchy]:
 
 
 def current() -> list[Hierarchy]:
-    """Return this machine's hierarchies; ``LabError`` when there is none to write to."""
+    """Return this machine's hierarchies; ``LabError`` when a lab host cannot live in them."""
     found = parse(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
-    if not any(h.names_processes for h in found):
-        raise LabError(f"no cgroup hierarchy for processes (cgroup2 or name=systemd) is mounted below {ROOT}")
-    for hierarchy in found:
-        if os.statvfs(hierarchy.mount).f_flag & os.ST_RDONLY:
-            raise LabError(f"{hierarchy.mount} is read-only: lab hosts need a machine with writable cgroups")
+    check(found, lambda mount: bool(os.statvfs(mount).f_flag & os.ST_RDONLY))
     return found
+
+
+def check(hierarchies: Sequence[Hierarchy], read_only: Callable[[Path], bool]) -> None:
+    """Raise ``LabError`` unless there is a hierarchy for processes and all can be written to."""
+    if not any(hierarchy.names_processes for hierarchy in hierarchies):
+        raise LabError(f"no cgroup hierarchy for processes (cgroup2 or name=systemd) is mounted below {ROOT}")
+    for hierarchy in hierarchies:
+        if read_only(hierarchy.mount):
+            raise LabError(f"{hierarchy.mount} is read-only: lab hosts need a machine with writable cgroups")
 
 
 def directories(hierarchies: Iterable[Hierarchy], lab: str, machine: str) -> list[Path]:

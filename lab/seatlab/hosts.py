@@ -251,12 +251,17 @@ def listing(lab: Lab) -> list[Status]:
 
 
 def reclaim(lab: Lab, name: str) -> None:
-    """Take away what an earlier run of this host left, wherever it left it; never what another lab has."""
+    """Take away what an earlier run of this host left, wherever it left it; never what another lab has.
+
+    A state directory that was removed by hand while hosts ran took lock and records with it; names still tell the lab.
+    """
     spec = lab.spec(name)
     machine = lab.machine(spec)
     paths = Paths(lab.hosts / name)
+    for pid in supervisor.strays(lab, name):  # before anything: it would take its end for the new host's
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     supervisor.clean(paths, machine, lab.link(spec))
-    # A state directory that was removed by hand while hosts ran took the record with it; names still tell the lab.
     lost = [group for group in cgroups.leftovers(lab.cgroup) if group.name == machine]
     for group in lost:
         cgroups.kill(group)

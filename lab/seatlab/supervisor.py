@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -89,13 +90,15 @@ def is_running(paths: Paths) -> bool:
     return False
 
 
-def command(launcher: Path, name: str, unit: str) -> list[str]:
+def command(launcher: Path, name: str, machine: str) -> list[str]:
     """Return the command line of a host's supervisor.
 
-    Where systemd runs the machine it owns the cgroups, and only a scope with Delegate= may be filled from outside.
+    Where systemd runs the machine it owns the cgroups, and only a scope with Delegate= may be filled from outside. Its
+    name is new each time: systemd forgets a scope some time after the last process, and refuses the name until then.
     """
     prefix = []
     if Path("/run/systemd/system").is_dir():
+        unit = f"{machine}-{secrets.token_hex(4)}"
         prefix = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={unit}", "--property=Delegate=yes", "--"]
     return [
         *prefix,
@@ -207,6 +210,19 @@ def kill_group(paths: Paths) -> None:
     """Kill every process of a host."""
     for group in _recorded(paths, "groups")[:1]:
         cgroups.kill(group)
+
+
+def strays(lab: Lab, name: str) -> list[int]:
+    """Return the supervisors of a host by what /proc says of them: the way to one whose lock file was removed."""
+    words = f"\0_supervise\0{name}\0"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_text().endswith(words):
+                environment = (process / "environ").read_text().split("\0")
+                if f"SEATFLEET_LAB={lab.state}" in environment:
+                    found.append(int(process.name))
+    return found
 
 
 def clean(paths: Paths, machine: str, link: str) -> None:

@@ -300,6 +300,31 @@ def test_missing_commands_are_reported_as_debian_packages() -> None:
     assert preflight.missing_packages(lambda command: f"/usr/bin/{command}") == []
 
 
+def test_lab_hosts_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="need root"):
+        preflight.check()
+
+
+def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(preflight, "missing_packages", lambda: ["systemd-container"])
+    with pytest.raises(LabError, match="apt-get install --no-install-recommends systemd-container"):
+        preflight.check()
+
+
+@pytest.mark.parametrize(
+    ("mountinfo", "read_only", "message"),
+    [
+        pytest.param("", False, "no cgroup hierarchy for processes", id="nothing mounted"),
+        pytest.param(HYBRID_MOUNTS, True, "/sys/fs/cgroup/systemd is read-only", id="container with read-only cgroups"),
+    ],
+)
+def test_unusable_cgroups_are_one_line(mountinfo: str, read_only: bool, message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        cgroups.check(cgroups.parse(HYBRID_SELF, mountinfo), lambda mount: read_only)
+
+
 def test_secrets_are_fresh_and_have_the_inventorys_form() -> None:
     one, other = state.new_secrets(), state.new_secrets()
     inventory = (PROJECT / "group_vars" / "lab" / "secrets.yml").read_text()
