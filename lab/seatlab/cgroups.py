@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from .errors import LabError
 
 ROOT = Path("/sys/fs/cgroup")
-# Where the supervisor of a host waits, on a machine whose systemd gave it a scope with cgroup version 2.
 PREFIX = "seatfleet-"
-SUPERVISOR_LEAF = "seatfleet-supervisor"
+# Where the supervisor of a host waits, on a machine whose systemd gave it a scope with cgroup version 2.
+SUPERVISOR_LEAF = f"{PREFIX}supervisor"
 EMPTY_TIMEOUT_S = 10.0
 
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             supervisor.supervise(lab, arguments[1])
             return 0
         return _run(lab, parser().parse_args(arguments))
-    except LabError as error:
+    except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
 
@@ -111,7 +111,7 @@ def _each(lab: Lab, options: argparse.Namespace, action: Callable[[str], str]) -
     def one(name: str) -> bool:
         try:
             outcome = action(name)
-        except LabError as error:
+        except (LabError, OSError) as error:
             print(f"lab: {error}", file=sys.stderr)
             return False
         print(f"{name}: {outcome} ({time.monotonic() - begun:.1f} s)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
 import shutil
 import signal
@@ -83,11 +82,12 @@ def _start(lab: Lab, name: str, layer: str | None) -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not (paths.running.exists() and supervisor.is_running(paths)):
+    while not (supervisor.boots(paths) and supervisor.is_running(paths)):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
             supervisor.clean(paths, lab.machine(spec), lab.link(spec))
+            _drop_idle_bridge(lab)
             raise LabError(f"{name} did not start: {_last_line(paths.console)} (see {paths.console})")
         time.sleep(POLL_S)
 
@@ -185,7 +185,7 @@ def down(lab: Lab, name: str) -> str:
 
 
 def kill(lab: Lab, name: str) -> str:
-    """Cut a host's power: every process of it dies at once, its disk stays as it was at that moment."""
+    """Cut a host's power: every process of it dies at once. What it wrote is kept, also what it had not synced."""
     lab.spec(name)
     with locked(lab.hosts / f".{name}.lock"):
         _end(lab, name)
@@ -210,10 +210,10 @@ def reboot(lab: Lab, name: str) -> str:
     paths = Paths(lab.hosts / name)
     with locked(lab.hosts / f".{name}.lock"):
         pid = supervisor.leader(lab, name)
-        before = json.loads(paths.running.read_text())["boots"]
+        before = supervisor.boots(paths)
         os.kill(pid, REBOOT)
         deadline = time.monotonic() + POWER_OFF_TIMEOUT_S
-        while not paths.running.exists() or json.loads(paths.running.read_text())["boots"] == before:
+        while supervisor.boots(paths) <= before:
             if time.monotonic() > deadline or not supervisor.is_running(paths):
                 raise LabError(f"{name} did not restart in {POWER_OFF_TIMEOUT_S:.0f} s (see {paths.console})")
             time.sleep(POLL_S)
@@ -286,5 +286,10 @@ def _end(lab: Lab, name: str) -> None:
                 supervisor.kill_group(paths)
     reclaim(lab, name)
     with locked(lab.state / "lock"):
-        if not any(supervisor.is_running(Paths(lab.hosts / other)) for other in lab.specs):
-            network.remove([lab.bridge])
+        _drop_idle_bridge(lab)
+
+
+def _drop_idle_bridge(lab: Lab) -> None:
+    """Remove the bridge when no host of the lab is running; call with the lab's lock held."""
+    if not any(supervisor.is_running(Paths(lab.hosts / name)) for name in lab.specs):
+        network.remove([lab.bridge])

@@ -28,6 +28,7 @@ from .settings import Lab
 REBOOT = 133
 OPEN_FILES = 1024  # soft limit, systemd's own default; what this machine's shells have would leak into the host
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+OWN_MOUNTS = ("unshare", "--mount", "--propagation=slave", "--")
 NSPAWN_RUN = Path("/run/systemd/nspawn")
 
 
@@ -69,7 +70,7 @@ class Paths:
 
     @property
     def running(self) -> Path:
-        """Process ids; valid only while the lock is held."""
+        """Process id of nspawn id and how often it was started; valid only while the lock is held."""
         return self.root / "running.json"
 
     @property
@@ -90,6 +91,15 @@ def is_running(paths: Paths) -> bool:
     return False
 
 
+def boots(paths: Paths) -> int:
+    """Return how often a running host has booted since its ``up``; 0 when it is not running."""
+    try:
+        count: int = json.loads(paths.running.read_text())["boots"]
+    except FileNotFoundError:
+        return 0
+    return count
+
+
 def command(launcher: Path, name: str, machine: str) -> list[str]:
     """Return the command line of a host's supervisor.
 
@@ -100,17 +110,7 @@ def command(launcher: Path, name: str, machine: str) -> list[str]:
     if Path("/run/systemd/system").is_dir():
         unit = f"{machine}-{secrets.token_hex(4)}"
         prefix = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={unit}", "--property=Delegate=yes", "--"]
-    return [
-        *prefix,
-        "unshare",
-        "--mount",
-        "--propagation=slave",
-        "--",
-        sys.executable,
-        str(launcher),
-        "_supervise",
-        name,
-    ]
+    return [*prefix, *OWN_MOUNTS, sys.executable, str(launcher), "_supervise", name]
 
 
 def supervise(lab: Lab, name: str) -> None:
@@ -174,7 +174,7 @@ def _boot_until_off(arguments: list[str], groups: list[Path], paths: Paths) -> N
     while status == REBOOT and not ending:
         boots += 1
         child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment, cwd="/", preexec_fn=enter)
-        write(paths.running, json.dumps({"supervisor": os.getpid(), "nspawn": child.pid, "boots": boots}))
+        write(paths.running, json.dumps({"nspawn": child.pid, "boots": boots}))
         status = child.wait()
         print(f"lab: boot {boots}: nspawn ended with {status}", flush=True)
 

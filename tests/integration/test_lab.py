@@ -184,6 +184,16 @@ def test_host_whose_nspawn_died_is_reclaimed(first: LabUnderTest) -> None:
     first("up", "fv-ml1")
 
 
+def test_host_that_cannot_start_leaves_nothing(first: LabUnderTest) -> None:
+    first("down", "fv-ml1")
+    mount_point = first.lab.hosts / "fv-ml1" / "mnt"
+    mount_point.rmdir()
+    assert "fv-ml1 did not start: " in first.refused("up", "fv-ml1")
+    assert first.outside() == NOTHING
+    mount_point.mkdir()
+    first("up", "fv-ml1")
+
+
 def test_two_at_once_boot_one_host(second: LabUnderTest) -> None:
     command = [str(PROJECT / "lab" / "lab"), "up", "spark-1"]
     environment = {**os.environ, "SEATFLEET_LAB": str(second.lab.state)}
