@@ -25,6 +25,7 @@ def project(tmp_path: Path) -> Path:
     root.mkdir()
     for name in ("inventory", "group_vars"):
         shutil.copytree(PROJECT / name, root / name, symlinks=True)
+    shutil.copytree(PROJECT / "tests/playbooks", root / "tests/playbooks")
     for name in SHARED:
         (root / name).symlink_to(PROJECT / name)
     return root
@@ -188,8 +189,7 @@ def lines(out: str) -> Sequence[str]:
 def test_all_problems_before_any_host_is_contacted(play: Play) -> None:
     """Misspelt field, shared port, unknown key, ambiguous size: one message, and no connection, with hosts dead."""
     (play.root / "group_vars/fv_ml1/seats.yml").write_text(documented("# faults"))
-    shutil.copy(PROJECT / "tests/playbooks/contact.yml", play.root)
-    code, out = play.run(*REVIEW, playbook="contact.yml")
+    code, out = play.run(*REVIEW, playbook="tests/playbooks/contact.yml")
     assert code != 0
     expected = documented("$ seatctl validate").partition("\n")[2].splitlines()[1:]
     assert lines(out) == [line.strip() for line in expected]
@@ -199,8 +199,7 @@ def test_all_problems_before_any_host_is_contacted(play: Play) -> None:
 
 def test_the_play_that_contacts_hosts_would_have(play: Play) -> None:
     """The control of the test above: with good input the same playbook does call ssh."""
-    shutil.copy(PROJECT / "tests/playbooks/contact.yml", play.root)
-    code, out = play.run(*REVIEW, playbook="contact.yml")
+    code, out = play.run(*REVIEW, playbook="tests/playbooks/contact.yml")
     assert code != 0
     assert "TASK [Contact a host]" in out
     assert "fv-ml1.example.net" in play.called.read_text()

@@ -94,13 +94,17 @@ class ProjectFiles(Protocol):
         """Return True when the file or directory is there."""
 
     def manifest_revision(self, path: str) -> str | None:
-        """Return the revision that a model's manifest is of, None when there is no such file."""
+        """Return the revision that a model's manifest is of, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is malformed.
+        """
 
     def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
         """Return the content of a copy of a model's config.json, None when there is no such file.
 
         Raises:
-            ProblemsError: it is not the file that the manifest lists.
+            ProblemsError: it is malformed, or not the file that the manifest lists.
         """
 
     def series(self, name: str) -> Series | None:
@@ -485,7 +489,12 @@ def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | N
     path, revision = model.get("manifest"), model.get("revision")
     if not isinstance(path, str) or files is None:
         return
-    found = files.manifest_revision(path)
+    try:
+        found = files.manifest_revision(path)
+    except ProblemsError as error:
+        for problem in error.problems:
+            report.add(problem, [item.host])
+        return
     if found is None:
         report.skip(item.unchecked(at, f"{path} is not there yet", blocks=True), [item.host])
     elif isinstance(revision, str) and revision != found:
