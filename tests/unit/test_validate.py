@@ -71,9 +71,8 @@ def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.Cap
     (project / "group_vars/fv_ml1/seats.yml").write_text("seats: {a: [}\n")
     code, out = validate(project, capsys)
     assert code == 2
-    assert out == (
-        "1 problem, nothing was changed:\n"
-        "  group_vars/fv_ml1/seats.yml:1: expected YAML, seen expected the node content, but found '}'\n"
+    assert re.fullmatch(
+        r"1 problem, nothing was changed:\n  group_vars/fv_ml1/seats\.yml:1: expected YAML, seen .*node content.*\n", out
     )
 
 

@@ -46,6 +46,8 @@ LIBRARY_ENV = (
     "TRITON_",
     "UCX_",
 )
+#: Names that patches of our own series read.
+PATCH_ENV_NAMES = ("INC_EXPECT_FP8_LAYERS", "LM_HEAD_INT8", "LM_HEAD_INT8_KEEP_BF16")
 LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "NO_PROXY", "PATH", "TZ")
 
 
@@ -226,8 +228,6 @@ def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any
         found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
         return found if isinstance(found, Mapping) else {}
 
-    if seat.speculative is not None and facts(seat.model).get("kv_layout") is not None:
-        return Fit(unknown=f"the kv_layout of {seat.model} holds without speculation only")
     release = catalogues["releases"].get(seat.release)
     version = release.get("version") if isinstance(release, Mapping) else None
     found = check_fit(
@@ -531,7 +531,7 @@ def _check_environment(item: _Item, release: Entry, files: ProjectFiles | None, 
             elif name not in known:
                 expected = f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
                 report.add(item.problem(at, expected, show(name)), [item.host])
-        elif not name.startswith(LIBRARY_ENV) and name not in LIBRARY_ENV_NAMES:
+        elif not name.startswith(LIBRARY_ENV) and name not in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
             expected = "a VLLM_ name or one of a library under it (" + ", ".join(f"{p}*" for p in LIBRARY_ENV) + ")"
             report.add(item.problem(at, expected, show(name)), [item.host])
 
