@@ -71,9 +71,8 @@ def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.Cap
     (project / "group_vars/fv_ml1/seats.yml").write_text("seats: {a: [}\n")
     code, out = validate(project, capsys)
     assert code == 2
-    assert re.fullmatch(
-        r"1 problem, nothing was changed:\n  group_vars/fv_ml1/seats\.yml:1: expected YAML, seen .*node content.*\n", out
-    )
+    broken = r"group_vars/fv_ml1/seats\.yml:1: expected YAML, seen .*node content.*"
+    assert re.fullmatch(rf"1 problem, nothing was changed:\n  {broken}\n", out)
 
 
 def test_a_config_file_that_its_manifest_does_not_list(
@@ -87,6 +86,30 @@ def test_a_config_file_that_its_manifest_does_not_list(
     assert main(["validate", "-i", str(project / "inventory/lab")]) == 2
     err = capsys.readouterr().err
     assert "expected the config.json that files/models/tiny-oracle.json lists, sha256 080f81af" in err
+
+
+@pytest.mark.parametrize(
+    ("prefix_caching", "missing"),
+    [
+        (True, {"dflash-keep-last-block", "hash-block-align", "mamba-chunk-split", "mamba-page-pad"}),
+        (False, {"mamba-page-pad"}),
+    ],
+)
+def test_a_hybrid_model_with_dflash_needs_its_patches(
+    project: Path, capsys: pytest.CaptureFixture[str], prefix_caching: bool, missing: set[str]
+) -> None:
+    """On the shipped series of 0.23.0: without these the engine does not start, or a prefix hit lies."""
+    releases = project / "group_vars/all/releases.yml"
+    releases.write_text(
+        re.sub(r"patches:\n( +- .*\n)+", "patches: [fla-shared-memory]\n", releases.read_text(), count=1)
+    )
+    profiles = "all/profiles.yml"
+    edit(project, profiles, "prefix_caching: true\n    reasoning", f"prefix_caching: {prefix_caching}\n    reasoning")
+    code, out = validate(project, capsys, "-l", "spark-1")
+    assert code == 2
+    assert (
+        set(re.findall(r"seat agent on spark-1: release: expected a release with the patch (\S+) \(", out)) == missing
+    )
 
 
 def documented(start: str) -> str:

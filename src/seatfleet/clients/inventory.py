@@ -44,10 +44,11 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     hosts: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
     directory = source if source.is_dir() else source.parent
     project = project_of(source)
-    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory, project], project), project)
-    for host in inventory.members:
-        hosts.setdefault(host, {})
-    return inventory
+    depths = group_depths(listing)
+    for host, groups in depths.items():
+        # Ansible's own variable of this name, which the listing leaves out.
+        hosts.setdefault(host, {})["group_names"] = sorted(groups.keys() - {"all"})
+    return Inventory(hosts, listing, Origins(depths, [directory, project], project), project)
 
 
 def project_of(source: Path) -> Path:

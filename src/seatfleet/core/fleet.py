@@ -62,7 +62,10 @@ FLEET_VARIABLES = (
     "gateway_key_names",
     "gateway_control_key",
     "gateway_query_engine",
+    "group_names",
 )
+#: The group whose hosts get their seats deployed.
+SEAT_GROUP = "gpu_hosts"
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,11 @@ def check_fleet(
     for host in sorted(hosts):
         mine = [item for item in items if item.host == host and item.active]
         hardware = _hardware(host, hosts[host], locate, report) if mine else None
+        groups = hosts[host].get("group_names")
+        if mine and isinstance(groups, Sequence) and SEAT_GROUP not in groups:
+            expected = f"a host of group {SEAT_GROUP}, because seats are deployed only there"
+            seen = f"groups {', '.join(str(group) for group in groups) or 'none'}"
+            report.add(Problem(locate(host, ("seats",)), f"host {host}", "seats", expected, seen), [host])
         catalogue = _Catalogue(host, hosts[host], locate, report)
         for item in mine:
             _check_references(item, catalogue, hardware, files, report)
