@@ -369,11 +369,11 @@ def test_the_real_planner() -> None:
     ]
 
 
-def test_a_fitted_layout_says_nothing_about_a_seat_that_drafts() -> None:
+def test_a_fitted_layout_says_nothing_about_another_number_of_drafts() -> None:
     hosts = fleet(LAYOUT, MTP, "fv-ml1.seats.flash-next.speculative_why = null")
     report = check_fleet(hosts, files=Files(), planner=kv_fit)
     assert ("fv-ml1", "flash-next") not in report.fits
-    assert "the KV fit: the kv_layout of flash holds without speculation only" in [i.why for i in report.not_checked]
+    assert "the KV fit: kv_layout was not fitted with 1 speculative tokens" in [i.why for i in report.not_checked]
 
 
 def test_scope_of_problems() -> None:

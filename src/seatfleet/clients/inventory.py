@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -14,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from ..core.patches import Series, load_series
 from ..core.problems import Problem, ProblemsError
-from .origins import Origins, group_depths
+from .origins import FastLoader, Origins, group_depths
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,11 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     hosts: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
     directory = source if source.is_dir() else source.parent
     project = project_of(source)
-    inventory = Inventory(hosts, listing, Origins(group_depths(listing), [directory, project], project), project)
-    for host in inventory.members:
-        hosts.setdefault(host, {})
-    return inventory
+    depths = group_depths(listing)
+    for host, groups in depths.items():
+        # Ansible's own variable of this name, which the listing leaves out.
+        hosts.setdefault(host, {})["group_names"] = sorted(groups.keys() - {"all"})
+    return Inventory(hosts, listing, Origins(depths, [directory, project], project), project)
 
 
 def project_of(source: Path) -> Path:
@@ -86,67 +85,9 @@ def _broken_files(source: Path, project: Path) -> Iterator[Problem]:
     directory = source if source.is_dir() else source.parent
     for file in sorted([*directory.glob("*.yml"), *directory.glob("*_vars/**/*.yml")]):
         try:
-            yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+            yaml.compose(file.read_text(encoding="utf-8"), Loader=FastLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             resolved = file.resolve()
             shown = resolved.relative_to(project) if resolved.is_relative_to(project) else file
             yield Problem(f"{shown}:{mark.line + 1 if mark else 1}", "", "", "YAML", error.problem or str(error))
-
-
-@dataclass(frozen=True)
-class Project:
-    """Files of the project that the rules ask about (see :class:`seatfleet.core.fleet.ProjectFiles`)."""
-
-    root: Path
-
-    def exists(self, path: str) -> bool:
-        """Return True when the file or directory is there."""
-        return (self.root / path).exists()
-
-    def manifest_revision(self, path: str) -> str | None:
-        """Return the revision in a model's manifest, None when there is no such file."""
-        file = self.root / path
-        return str(json.loads(file.read_text(encoding="utf-8"))["revision"]) if file.is_file() else None
-
-    def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
-        """Return the content of a copy of a model's config.json, None when there is no such file.
-
-        Raises:
-            ProblemsError: it is not the file that the manifest lists: the revision moved on without it.
-        """
-        file, listing = self.root / path, self.root / manifest
-        if not file.is_file() or not listing.is_file():
-            return None
-        content = file.read_bytes()
-        listed = json.loads(listing.read_text(encoding="utf-8"))["files"].get("config.json", {}).get("sha256")
-        found = hashlib.sha256(content).hexdigest()
-        if found != listed:
-            expected = f"the config.json that {manifest} lists, sha256 {listed}"
-            raise ProblemsError([Problem(path, "model", "facts.config", expected, found)])
-        result: dict[str, Any] = json.loads(content)
-        return result
-
-    def series(self, name: str) -> Series | None:
-        """Return the series in ``files/patches/<name>/series.yml``, None when there is none.
-
-        Raises:
-            ProblemsError: it is malformed.
-        """
-        path = f"files/patches/{name}/series.yml"
-        file = self.root / path
-        if not file.is_file():
-            return None
-        try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ProblemsError([Problem(path, "series", "", "YAML", " ".join(str(error).split()))]) from None
-        return load_series(content if isinstance(content, dict) else {}, path)
-
-    def environment_names(self, path: str) -> frozenset[str] | None:
-        """Return the names listed in a file, one a line, ``#`` starting a comment; None when there is none."""
-        file = self.root / path
-        if not file.is_file():
-            return None
-        lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
-        return frozenset(line for line in lines if line)

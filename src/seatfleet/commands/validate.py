@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..clients.inventory import Project, read_inventory
+from ..clients.inventory import read_inventory
+from ..clients.project_files import ProjectFiles
 from ..core.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.seat import Seat
 from ..core.units import format_size
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     report = check_fleet(
         inventory.hosts,
         locate=inventory.origins,
-        files=Project(inventory.project),
+        files=ProjectFiles(inventory.project),
         planner=kv_fit,
     )
     for problem, host in inventory.origins.duplicates():

@@ -72,6 +72,7 @@ KV_LAYOUT = Record(
             required=True,
         ),
         Field("fixed", Integer(0, 1_000_000), "Blocks that do not depend on the length.", required=True),
+        Field("speculative_tokens", Integer(0, 32), "Speculative tokens it was fitted with.", default=0),
         Field("build", _SENTENCE, "The build whose log it reproduces.", required=True),
     ),
 )
@@ -103,7 +104,7 @@ FACTS = Record(
         Field(
             "kv_layout",
             KV_LAYOUT,
-            "KV blocks fitted to the log of a seat without speculation, where config cannot tell.",
+            "KV blocks fitted to the log of a seat, for where config cannot tell.",
             nullable=True,
         ),
     ),

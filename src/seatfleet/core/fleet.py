@@ -46,6 +46,8 @@ LIBRARY_ENV = (
     "TRITON_",
     "UCX_",
 )
+#: Names that patches of our own series read.
+PATCH_ENV_NAMES = ("INC_EXPECT_FP8_LAYERS", "LM_HEAD_INT8", "LM_HEAD_INT8_KEEP_BF16")
 LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "NO_PROXY", "PATH", "TZ")
 
 
@@ -60,7 +62,10 @@ FLEET_VARIABLES = (
     "gateway_key_names",
     "gateway_control_key",
     "gateway_query_engine",
+    "group_names",
 )
+#: The group whose hosts get their seats deployed.
+SEAT_GROUP = "gpu_hosts"
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,17 @@ class ProjectFiles(Protocol):
         """Return True when the file or directory is there."""
 
     def manifest_revision(self, path: str) -> str | None:
-        """Return the revision that a model's manifest is of, None when there is no such file."""
+        """Return the revision that a model's manifest is of, None when there is no such file.
+
+        Raises:
+            ProblemsError: it is malformed.
+        """
 
     def model_config(self, path: str, manifest: str) -> Mapping[str, Any] | None:
         """Return the content of a copy of a model's config.json, None when there is no such file.
 
         Raises:
-            ProblemsError: it is not the file that the manifest lists.
+            ProblemsError: it is malformed, or not the file that the manifest lists.
         """
 
     def series(self, name: str) -> Series | None:
@@ -222,8 +231,6 @@ def kv_fit(seat: Seat, catalogues: Mapping[str, Any], hardware: Mapping[str, Any
         found = catalogues["models"].get(name, {}).get("facts", {}) if name else {}
         return found if isinstance(found, Mapping) else {}
 
-    if seat.speculative is not None and facts(seat.model).get("kv_layout") is not None:
-        return Fit(unknown=f"the kv_layout of {seat.model} holds without speculation only")
     release = catalogues["releases"].get(seat.release)
     version = release.get("version") if isinstance(release, Mapping) else None
     found = check_fit(
@@ -253,6 +260,11 @@ def check_fleet(
     for host in sorted(hosts):
         mine = [item for item in items if item.host == host and item.active]
         hardware = _hardware(host, hosts[host], locate, report) if mine else None
+        groups = hosts[host].get("group_names")
+        if mine and isinstance(groups, Sequence) and SEAT_GROUP not in groups:
+            expected = f"a host of group {SEAT_GROUP}, because seats are deployed only there"
+            seen = f"groups {', '.join(str(group) for group in groups) or 'none'}"
+            report.add(Problem(locate(host, ("seats",)), f"host {host}", "seats", expected, seen), [host])
         catalogue = _Catalogue(host, hosts[host], locate, report)
         for item in mine:
             _check_references(item, catalogue, hardware, files, report)
@@ -485,7 +497,12 @@ def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | N
     path, revision = model.get("manifest"), model.get("revision")
     if not isinstance(path, str) or files is None:
         return
-    found = files.manifest_revision(path)
+    try:
+        found = files.manifest_revision(path)
+    except ProblemsError as error:
+        for problem in error.problems:
+            report.add(problem, [item.host])
+        return
     if found is None:
         report.skip(item.unchecked(at, f"{path} is not there yet", blocks=True), [item.host])
     elif isinstance(revision, str) and revision != found:
@@ -522,7 +539,7 @@ def _check_environment(item: _Item, release: Entry, files: ProjectFiles | None, 
             elif name not in known:
                 expected = f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
                 report.add(item.problem(at, expected, show(name)), [item.host])
-        elif not name.startswith(LIBRARY_ENV) and name not in LIBRARY_ENV_NAMES:
+        elif not name.startswith(LIBRARY_ENV) and name not in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
             expected = "a VLLM_ name or one of a library under it (" + ", ".join(f"{p}*" for p in LIBRARY_ENV) + ")"
             report.add(item.problem(at, expected, show(name)), [item.host])
 

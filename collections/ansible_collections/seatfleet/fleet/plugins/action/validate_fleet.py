@@ -7,8 +7,8 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.inventory import Project
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.origins import Origins, in_run
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.project_files import ProjectFiles
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.fleet import (
     check_fleet,
     is_fleet_variable,
@@ -38,7 +38,7 @@ class ActionModule(ActionBase):
         project = Path(str(hostvars[variables["inventory_hostname"]]["fleet_project_dir"]))
         origins = _origins(hostvars, hosts, project, str(variables["playbook_dir"]))
         locate = in_run(origins, hosts)
-        report = check_fleet(hosts, locate=locate, files=Project(project), planner=kv_fit)
+        report = check_fleet(hosts, locate=locate, files=ProjectFiles(project), planner=kv_fit)
         for reader in readers:
             for path, seen in reader.failed.items():
                 problem = Problem(locate(reader.host, path), f"host {reader.host}", ".".join(path), "a value", seen)
