@@ -229,12 +229,29 @@ def report(*checks: Check) -> Report:
 
 @pytest.mark.parametrize(
     ("codes", "worst"),
-    [([], 0), ([4], 4), ([4, 8], 8), ([8, 11], 11), ([11, 6, 7], 7), ([7, 9], 9), ([9, 5], 5), ([5, 3], 3), ([0], 1)],
+    [
+        ([], 0),
+        ([2], 2),
+        ([4], 4),
+        ([4, 8], 8),
+        ([8, 11], 11),
+        ([11, 6, 7], 7),
+        ([7, 9], 9),
+        ([9, 5], 5),
+        ([5, 3], 3),
+        ([0], 1),
+    ],
 )
 def test_the_worst_finding_decides(codes: list[int], worst: int) -> None:
     made = report(*(Check(f"c{code}", "fail", evidence="why", exit=code) for code in codes))
     assert made.exit == worst
     assert (made.cause is None) == (worst == 0)
+
+
+def test_every_code_has_a_place_among_the_others() -> None:
+    """A code without one would read as READY."""
+    for code in probe_report.VERDICTS:
+        assert report(Check("c", "fail", exit=code)).exit == (code or probe_report.EXIT_INTERNAL)
 
 
 def test_warnings_and_unchecked_never_decide() -> None:
