@@ -12,7 +12,7 @@ import pytest
 from probe_stub import KEY, StubSeat
 
 from seatfleet.clients.evidence import KEPT, keep
-from seatfleet.clients.systemd import first_error, parse_show
+from seatfleet.clients.systemd import parse_show
 from seatfleet.clients.vllm import Kind, Limits, SeatClient, SeatError
 from seatfleet.core import probe_report
 from seatfleet.core.declared import compare, parse_non_default_args, same
@@ -206,19 +206,6 @@ def test_unit_state() -> None:
     assert parse_show(SHOW.replace("auto-restart", "start-pre")).running
     assert parse_show(SHOW.replace("activating", "active").replace("auto-restart", "running")).running
     assert not parse_show("").running
-
-
-@pytest.mark.parametrize(
-    ("lines", "first"),
-    [
-        (["INFO ok", "(Worker pid=1) OSError: [Errno 98] in use", "RuntimeError: later"], "OSError: [Errno 98] in use"),
-        (["vllm: error: unrecognized arguments: --x"], "vllm: error: unrecognized arguments: --x"),
-        (["WARNING ImportError: optional"], None),
-        ([], None),
-    ],
-)
-def test_first_error(lines: list[str], first: str | None) -> None:
-    assert first_error(lines) == first
 
 
 def report(*checks: Check) -> Report:
