@@ -119,6 +119,7 @@ class StubSeat:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that gave up are the point
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
@@ -382,6 +383,7 @@ class FakeHost:
         self.state: UnitState | None = RUNNING
         self.owners = [Owner(100, "vllm", CGROUP)]
         self.lines: list[str] = []
+        self.compiler = True
 
     def unit(self) -> UnitState | None:
         return self.state
@@ -394,6 +396,9 @@ class FakeHost:
 
     def has_gpu(self) -> bool:
         return False
+
+    def has_compiler(self) -> bool:
+        return self.compiler
 
     def change(self, **changes: Any) -> None:
         assert self.state is not None

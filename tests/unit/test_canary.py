@@ -26,11 +26,15 @@ def stub() -> Iterator[StubSeat]:
     seat.close()
 
 
-def run(stub: StubSeat, evidence: Path | None, level: str = "identity", **changes: Any) -> Report:
+def run(
+    stub: StubSeat, evidence: Path | None, level: str = "identity", *, compiler: bool = True, **changes: Any
+) -> Report:
+    host = FakeHost()
+    host.compiler = compiler
     options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=evidence)
     manifest = manifest_for(stub, **{"canary": "auto", **changes})
     with SeatClient(manifest.base_url, KEY, Limits(get=1, token=1, request=3)) as client:
-        return probe(manifest, client, FakeHost(), options, level)
+        return probe(manifest, client, host, options, level)
 
 
 def statuses(report: Report) -> dict[str, str]:
@@ -117,6 +121,27 @@ def test_another_release_gets_a_golden_of_its_own_and_says_that_it_differs(stub:
 
 def test_without_a_directory_nothing_is_compared(stub: StubSeat) -> None:
     assert statuses(run(stub, None))["canary.golden"] == "not_checked"
+
+
+def test_where_log_probabilities_would_kill_the_engine_none_are_asked(stub: StubSeat, tmp_path: Path) -> None:
+    """A CPU engine on a host without g++ died of the probe: InductorError, InvalidCxxCompiler."""
+    for _ in range(2):
+        assert run(stub, tmp_path, "acceptance", compiler=False).exit == codes.EXIT_READY
+    assert not any("logprobs" in body for body in stub.prompts)
+    on(stub, "months", lambda body: speak("January, February, Marvh, April, May, June, July", body))
+    report = run(stub, tmp_path, compiler=False)
+    assert report.exit == codes.EXIT_CANARY
+    assert "token 2 of 10" in str(report.cause)
+
+
+def test_without_leads_only_what_two_runs_agreed_on_counts(stub: StubSeat, tmp_path: Path) -> None:
+    texts = iter(["a b c d", "a b X Y"])
+    on(stub, "months", lambda body: speak(next(texts), body))
+    run(stub, tmp_path, compiler=False)
+    on(stub, "months", lambda body: speak("a b Q", body))
+    assert run(stub, tmp_path, compiler=False).exit == codes.EXIT_READY
+    on(stub, "months", lambda body: speak("a Z", body))
+    assert run(stub, tmp_path, compiler=False).exit == codes.EXIT_CANARY
 
 
 def test_nan_log_probabilities(stub: StubSeat, tmp_path: Path) -> None:

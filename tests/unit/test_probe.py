@@ -103,8 +103,8 @@ def test_a_unit_that_ended_fails_at_once_with_the_first_error(
 ) -> None:
     host.change(**changes)
     host.lines = [
-        "INFO ValueError: (only mentioned)",
-        "(EngineCore pid=7) ValueError: To serve at least one request 2.0 GiB KV cache is needed",
+        "INFO 11-29 20:11:02 [x.py:1] ValueError is only mentioned",
+        "(EngineCore pid=7) ERROR 11-29 20:11:02 [core.py:1] ValueError: To serve at least one request 2 GiB is needed",
         "RuntimeError: Engine core initialization failed. See root cause above.",
     ]
     began = time.monotonic()

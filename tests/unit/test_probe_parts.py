@@ -12,7 +12,7 @@ import pytest
 from probe_stub import KEY, StubSeat
 
 from seatfleet.clients.evidence import KEPT, keep
-from seatfleet.clients.systemd import first_error, parse_show
+from seatfleet.clients.systemd import parse_show
 from seatfleet.clients.vllm import Kind, Limits, SeatClient, SeatError
 from seatfleet.core import probe_report
 from seatfleet.core.declared import compare, parse_non_default_args, same
@@ -208,19 +208,6 @@ def test_unit_state() -> None:
     assert not parse_show("").running
 
 
-@pytest.mark.parametrize(
-    ("lines", "first"),
-    [
-        (["INFO ok", "(Worker pid=1) OSError: [Errno 98] in use", "RuntimeError: later"], "OSError: [Errno 98] in use"),
-        (["vllm: error: unrecognized arguments: --x"], "vllm: error: unrecognized arguments: --x"),
-        (["WARNING ImportError: optional"], None),
-        ([], None),
-    ],
-)
-def test_first_error(lines: list[str], first: str | None) -> None:
-    assert first_error(lines) == first
-
-
 def report(*checks: Check) -> Report:
     made = Report("s", "h", "identity", "2026-11-29T20:00:00Z", "0.32.0-0123456789ab", "g")
     made.checks += checks
@@ -229,12 +216,29 @@ def report(*checks: Check) -> Report:
 
 @pytest.mark.parametrize(
     ("codes", "worst"),
-    [([], 0), ([4], 4), ([4, 8], 8), ([8, 11], 11), ([11, 6, 7], 7), ([7, 9], 9), ([9, 5], 5), ([5, 3], 3), ([0], 1)],
+    [
+        ([], 0),
+        ([2], 2),
+        ([4], 4),
+        ([4, 8], 8),
+        ([8, 11], 11),
+        ([11, 6, 7], 7),
+        ([7, 9], 9),
+        ([9, 5], 5),
+        ([5, 3], 3),
+        ([0], 1),
+    ],
 )
 def test_the_worst_finding_decides(codes: list[int], worst: int) -> None:
     made = report(*(Check(f"c{code}", "fail", evidence="why", exit=code) for code in codes))
     assert made.exit == worst
     assert (made.cause is None) == (worst == 0)
+
+
+def test_every_code_has_a_place_among_the_others() -> None:
+    """A code without one would read as READY."""
+    for code in probe_report.VERDICTS:
+        assert report(Check("c", "fail", exit=code)).exit == (code or probe_report.EXIT_INTERNAL)
 
 
 def test_warnings_and_unchecked_never_decide() -> None:

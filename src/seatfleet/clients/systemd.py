@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +19,6 @@ _PROPERTIES = (
     "ExecMainStartTimestampMonotonic",
 )
 _COMMAND_LIMIT_S = 20
-# The first error is the cause, the last one ("Engine core initialization failed. See root cause above") is not.
-_ERROR = re.compile(
-    r"\b(\w*Error|\w*Exception|error|fatal|Killed|out of memory|No space left)\b\s*[:(]|^vllm: error", re.I
-)
-_NOT_AN_ERROR = re.compile(r"\bINFO\b|\bWARNING\b|\bDEBUG\b")
 
 
 @dataclass(frozen=True)
@@ -95,11 +89,3 @@ def read_journal(unit: UnitState, name: str, *, pattern: str | None = None, line
         return _run(argv).splitlines()
     except (OSError, subprocess.SubprocessError):  # journalctl --grep exits 1 when nothing matches
         return []
-
-
-def first_error(lines: Sequence[str]) -> str | None:
-    """Return the first line that reads like the reason of a failure."""
-    for line in lines:
-        if _ERROR.search(line) and not _NOT_AN_ERROR.search(line):
-            return re.sub(r"^\(\w+ pid=\d+\)\s*", "", line).strip()[:400]
-    return None

@@ -43,6 +43,7 @@ VERDICTS: Mapping[int, str] = {
 # Worst first: no answer, somebody else's answer, wrong answers, then what only costs speed; busy decides nothing.
 _SEVERITY = (
     EXIT_INTERNAL,
+    EXIT_USAGE,
     EXIT_NOT_READY,
     EXIT_IDENTITY,
     EXIT_CANARY,

@@ -7,6 +7,7 @@ than it claims gives fluent wrong text with status 200.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def _turn(session: Session, messages: list[dict[str, str]], salt: str) -> Turn:
     speculative = session.manifest.speculative is not None
     names = (_QUERIES, _HITS, *(core.COUNTERS if speculative else ()))
     before = session.client.metrics()
-    body = session.body(messages, _ANSWER_TOKENS, cache_salt=salt, logprobs=True, top_logprobs=2)
+    body = session.body(messages, _ANSWER_TOKENS, cache_salt=salt, **session.leads())
     answer = session.client.stream(body)
     increments = delta(before, settled(session, before, 1), names)
     return Turn(answer, increments, core.from_delta(increments) if speculative else None)
@@ -180,15 +181,20 @@ def _hits(session: Session, tokens: int, block: int, hybrid: bool, cold: Turn, w
         session.check(Check("prefix.cold", "warn", 0, stale, "tokens", why))
 
 
+def _difference(cold: Turn, warm: Turn) -> int | None:
+    """Return where the warm answer contradicts the cold one; without measured leads every token counts."""
+    tokens = cold.answer.token_ids
+    leads = [lead for _, lead in cold.answer.logprobs] or [math.inf] * len(tokens)
+    return compare_tokens(tokens, leads, warm.answer.token_ids)
+
+
 def _same_answer(session: Session, messages: list[dict[str, str]], cold: Turn, warm: Turn) -> None:
     """Compare the warm answer with the cold one; a difference is proven with a second pair before it counts."""
-    leads = [lead for _, lead in cold.answer.logprobs]
-    different = compare_tokens(cold.answer.token_ids, leads, warm.answer.token_ids)
+    different = _difference(cold, warm)
     if different is not None:
         salt = session.salt()
         cold, warm = (_turn(session, messages, salt) for _ in range(2))
-        leads = [lead for _, lead in cold.answer.logprobs]
-        different = compare_tokens(cold.answer.token_ids, leads, warm.answer.token_ids)
+        different = _difference(cold, warm)
         if different is None:
             session.report.warnings.append("prefix.answer: cold and warm differed once, and not again")
     if different is None:

@@ -65,11 +65,8 @@ def _require_unit(session: Session, wait: Wait) -> None:
         raise session.stop("unit", EXIT_NOT_READY, f"{name} is {state}. {session.first_error()}")
     if first.running and (state.invocation != first.invocation or state.restarts > first.restarts):
         # The reason is in the journal of the start that ended, not of the one that runs now.
-        lines = session.host.journal(first, "Error")
-        cause = f" Last error of the start before: {lines[-1]}" if lines else ""
-        raise session.stop(
-            "unit", EXIT_NOT_READY, f"{name} ended and was started again while it was waited for.{cause}"
-        )
+        why = f"{name} ended and was started again while it was waited for. {session.first_error(first)}"
+        raise session.stop("unit", EXIT_NOT_READY, why)
 
 
 def _attempt(session: Session, wait: Wait) -> bool:
@@ -171,13 +168,9 @@ def _require_survivor(session: Session, wait: Wait, error: SeatError) -> None:
     while session.clock() < deadline:
         state = session.host.unit()
         if state is None or not state.running or state.invocation != wait.first.invocation:
-            lines = session.host.journal(wait.first, "Error")
-            cause = f" First error: {lines[0]}" if lines else ""
-            raise session.stop(
-                "generation",
-                EXIT_NOT_READY,
-                f"the first request killed {session.manifest.unit} ({error}).{cause}",
-            )
+            cause = session.first_error(wait.first)
+            killed = f"the first request killed {session.manifest.unit} ({error}). {cause}"
+            raise session.stop("generation", EXIT_NOT_READY, killed)
         session.sleep(0.5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...core.journal import first_cause
 from ...core.manifest import Manifest
 from ...core.metrics import Page, boot_identity
 from ...core.probe_report import Check, Report
 from ...core.sockets import Owner, listeners
-from ..systemd import UnitState, first_error, read_journal, read_unit
+from ..systemd import UnitState, read_journal, read_unit
 from ..vllm import SeatClient
 
 
@@ -31,6 +33,9 @@ class Host(Protocol):
 
     def has_gpu(self) -> bool:
         """Tell whether the machine has NVIDIA GPUs; vLLM's CPU build has other defaults."""
+
+    def has_compiler(self) -> bool:
+        """Tell whether the machine has a C++ compiler, which a CPU engine needs for log probabilities."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class SystemHost:
     def has_gpu(self) -> bool:
         """Tell whether the machine has NVIDIA GPUs."""
         return Path("/dev/nvidiactl").exists()
+
+    def has_compiler(self) -> bool:
+        """Tell whether the machine has a C++ compiler."""
+        return shutil.which("g++") is not None
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,14 @@ class Session:
         """Add a check that could not be made; it is never counted as passed."""
         self.check(Check(name, "not_checked", None, None, None, why))
 
+    def leads(self) -> dict[str, Any]:
+        """Return what asks for each token's lead over the runner-up, nothing where asking would kill the engine.
+
+        The first request for log probabilities compiles a kernel. On the CPU build that takes g++, and without it the
+        engine dies (0.32.0: ``InvalidCxxCompiler``); GPU hosts have the compiler that Triton needs at every start.
+        """
+        return {"logprobs": True, "top_logprobs": 2} if self.host.has_gpu() or self.host.has_compiler() else {}
+
     def body(self, messages: Sequence[Mapping[str, Any]], max_tokens: int, **more: object) -> dict[str, Any]:
         """Return a greedy chat request that no earlier request can have warmed up."""
         return {
@@ -121,10 +138,10 @@ class Session:
         parts = [state.invocation[:12] if state else "", (boot_identity(page) or "") if page else ""]
         return "/".join(part for part in parts if part)
 
-    def first_error(self) -> str:
-        """Return the first error this start of the unit logged, as the end of a sentence."""
-        state = self.host.unit()
-        line = first_error(self.host.journal(state)) if state else None
+    def first_error(self, state: UnitState | None = None) -> str:
+        """Return the first cause in the journal of a start of the unit (this one if not given), as a sentence."""
+        state = state or self.host.unit()
+        line = first_cause(self.host.journal(state)) if state else None
         advice = f"journalctl -u {self.manifest.unit}" if self.manifest.unit else "the server's log"
         return f"First error: {line} (all of it: {advice})" if line else f"See {advice}"
 
