@@ -1,16 +1,12 @@
-"""Which LiteLLM versions may run, and the file names of known implants."""
+"""Which LiteLLM versions may run."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 # Stolen publishing token (24 March 2026, OSV MAL-2026-2144) and the incident of 21 October 2026.
 COMPROMISED = frozenset({"1.82.7", "1.82.8"})
 COMPROMISED_LINES = ("1.107.",)
 # Advisories GHSA-v247-6f48-mgcj and GHSA-54p9-h82j-f925 are fixed from here on.
 FLOOR = (1, 101, 1)
-# Files the compromised releases put beside the packages; any start of that Python runs them.
-IMPLANTS = ("litellm_init.pth", "cook.pth", "cook.py", "sitecustomize.py")
 
 
 def version_problem(version: str) -> str | None:
@@ -28,8 +24,3 @@ def version_problem(version: str) -> str | None:
         floor = ".".join(map(str, FLOOR))
         return f"LiteLLM {version} has known holes (GHSA-v247-6f48-mgcj, GHSA-54p9-h82j-f925): use {floor} or later"
     return None
-
-
-def implants(names: Iterable[str]) -> list[str]:
-    """Return the paths whose last part is the name of a known implant."""
-    return sorted(name for name in names if name.rsplit("/", 1)[-1] in IMPLANTS)

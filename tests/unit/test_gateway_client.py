@@ -1,0 +1,394 @@
+"""The gateway client and what is built on it, against a proxy in memory."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_stub import MASTER, GatewayStub, error
+from pytest_httpserver import HTTPServer
+from werkzeug import Response
+
+from seatfleet.clients import gateway_sync
+from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
+from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
+from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, prove, sync_aliases, sync_keys
+from seatfleet.core.gateway_keys import GRANTS_FIELD, WantedKey, key_hash
+from seatfleet.core.gateway_state import WantedAlias
+
+INFRA = "sk-infra-ops-0123456789abcdef"
+AGENTS = "sk-all-agents-0123456789abcdef"
+CONTROL = "sk-control-0123456789abcdef"
+VALUES = {"infra-ops": INFRA, "all-agents": AGENTS, "control": CONTROL}
+ID = "seat-fv-ml1-flash-next-gen-large"
+SEAT_SECRET = "sk-seat-canary"
+SEAT = "fv-ml1/flash-next"
+
+
+@pytest.fixture
+def stub(httpserver: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GatewayStub:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(gateway_sync.random, "uniform", lambda *_: 0.0)
+    return GatewayStub(httpserver)
+
+
+@pytest.fixture
+def gateway(stub: GatewayStub) -> Iterator[Gateway]:
+    with Gateway(stub.url, MASTER, connect_retries=0) as client:
+        yield client
+
+
+def want(**changes: Any) -> WantedAlias:
+    given: dict[str, Any] = {
+        "alias": "gen-large",
+        "host": "fv-ml1",
+        "seat": "flash-next",
+        "api_base": "http://10.0.0.11:8022/v1",
+        "api_key": SEAT_SECRET,
+        "sampling": {"temperature": 1.0},
+    }
+    return WantedAlias(**{**given, **changes})
+
+
+# --- errors ---
+
+
+def test_an_error_never_shows_a_key_and_names_what_to_do(stub: GatewayStub) -> None:
+    with Gateway(stub.url, INFRA) as client, pytest.raises(GatewayError) as raised:
+        client.list_keys()
+    assert INFRA not in str(raised.value)
+    assert (raised.value.kind, raised.value.status) == ("key_missing", 401)
+
+
+def test_a_gateway_that_is_down_is_an_error_of_its_own() -> None:
+    with Gateway("http://127.0.0.1:9", MASTER, connect_retries=1) as client, pytest.raises(GatewayDownError) as raised:
+        client.list_deployments()
+    assert "127.0.0.1:9 is not reachable" in str(raised.value)
+
+
+def test_a_slow_gateway_is_an_error_without_a_second_try(stub: GatewayStub) -> None:
+    def sleep(_: GatewayStub, __: str, ___: dict[str, Any]) -> Response | None:
+        time.sleep(0.5)
+        return None
+
+    stub.hooks.append(sleep)
+    with Gateway(stub.url, MASTER, timeout_s=0.1) as client, pytest.raises(GatewayDownError) as raised:
+        client.create_deployment(want().body(1))
+    time.sleep(0.6)
+    assert "in time" in str(raised.value)
+    assert stub.requests == ["POST /model/new"]
+
+
+def test_an_existing_value_that_changed_nothing_is_detected(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.key(INFRA, "somebody-else", ["x"])
+    with pytest.raises(GatewayError, match="somebody-else"):
+        gateway.create_key(INFRA, "infra-ops", ["gen-large"], {})
+
+
+@pytest.mark.parametrize("call", ["create", "update"])
+def test_an_empty_list_is_never_sent(stub: GatewayStub, gateway: Gateway, call: str) -> None:
+    with pytest.raises(ValueError, match="every model"):
+        gateway.create_key(INFRA, "a", [], {}) if call == "create" else gateway.update_key(key_hash(INFRA), models=[])
+    assert stub.requests == []
+
+
+def test_keys_of_all_pages_are_listed(stub: GatewayStub, gateway: Gateway) -> None:
+    for number in range(5):
+        stub.key(f"sk-{number}", f"key-{number}", ["x"])
+    assert [state.alias for state in gateway.list_keys()] == [f"key-{number}" for number in range(5)]
+
+
+def test_deleting_what_is_gone_is_no_error(gateway: Gateway) -> None:
+    assert gateway.delete_deployment("never-was") is False
+    gateway.delete_keys([key_hash(INFRA)])
+
+
+# --- aliases ---
+
+
+def test_register_then_nothing_to_do(stub: GatewayStub, gateway: Gateway) -> None:
+    assert sync_aliases(gateway, [want()], "fv-ml1").changed
+    assert list(stub.deployments) == [ID]
+    assert not sync_aliases(gateway, [want()], "fv-ml1").changed
+
+
+def test_replacing_makes_proves_and_only_then_breaks(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    stub.requests.clear()
+    result = sync_aliases(gateway, [want(sampling={})], "fv-ml1")
+    assert [line for line in stub.requests if line != "GET /model/info"] == [
+        "POST /model/new",
+        "POST /v1/chat/completions",
+        "POST /model/delete",
+    ]
+    assert list(stub.deployments) == [f"{ID}@2"]
+    assert "temperature: 1.0" not in str(result.after)
+
+
+def test_a_new_deployment_that_does_not_answer_is_taken_back(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    stub.dead.add(f"{ID}@2")
+    with pytest.raises(GatewayError, match=r"taken back\. The old deployment stays\. Cause: .*Cannot connect"):
+        sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
+    assert list(stub.deployments) == [ID]
+
+
+def test_check_mode_changes_nothing_and_tells_the_same(stub: GatewayStub, gateway: Gateway) -> None:
+    checked = sync_aliases(gateway, [want()], "fv-ml1", check=True)
+    assert stub.requests == ["GET /model/info"]
+    done = sync_aliases(gateway, [want()], "fv-ml1")
+    assert (checked.before, checked.after) == (done.before, done.after)
+
+
+def test_problems_stop_before_the_first_change(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.deployments["theirs"] = {
+        "model_name": "gen-large",
+        "litellm_params": {},
+        "model_info": {"id": "theirs", "db_model": True},
+    }
+    with pytest.raises(GatewayError, match="theirs"):
+        sync_aliases(gateway, [want(), want(alias="gen-small")], "fv-ml1")
+    assert list(stub.deployments) == ["theirs"]
+
+
+def test_no_result_shows_the_seats_secret(stub: GatewayStub, gateway: Gateway) -> None:
+    first = sync_aliases(gateway, [want()], "fv-ml1")
+    second = sync_aliases(gateway, [want(api_key=SEAT_SECRET + "-rotated")], "fv-ml1")
+    assert second.changed
+    assert SEAT_SECRET not in repr((first, second))
+
+
+# --- keys ---
+
+
+def wanted_keys(*aliases: str, grants: dict[str, str] | None = None) -> list[WantedKey]:
+    given = {"gen-large": SEAT} if grants is None else grants
+    return [WantedKey(alias, given, value=VALUES[alias]) for alias in aliases]
+
+
+QUICK = KeyOptions(settle_s=0.0)
+
+
+def grant(gateway: Gateway, keys: Sequence[WantedKey], **more: Any) -> gateway_sync.KeyResult:
+    return sync_keys(gateway, keys, "fv-ml1", ["gen-large"], options=more.pop("options", QUICK), **more)
+
+
+def test_create_update_and_take_back(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.key(AGENTS, "all-agents", ["other"], metadata={"note": "kept"})
+    assert grant(gateway, wanted_keys("infra-ops", "all-agents")).changed
+    assert (stub.models("infra-ops"), stub.models("all-agents")) == (["gen-large"], ["other", "gen-large"])
+    assert stub.keys[key_hash(AGENTS)]["metadata"] == {"note": "kept", GRANTS_FIELD: {"gen-large": SEAT}}
+    assert not grant(gateway, wanted_keys("infra-ops", "all-agents")).changed
+    assert grant(gateway, wanted_keys("infra-ops", "all-agents", grants={})).changed
+    assert (stub.models("infra-ops"), stub.models("all-agents")) == (["no-default-models"], ["other"])
+
+
+def test_check_mode_writes_no_key(stub: GatewayStub, gateway: Gateway) -> None:
+    checked = grant(gateway, wanted_keys("infra-ops"), check=True)
+    assert checked.changed
+    assert not any(line.startswith("POST") for line in stub.requests)
+    assert checked.after == grant(gateway, wanted_keys("infra-ops")).after
+
+
+def test_an_edit_that_another_controller_overwrote_is_repaired(stub: GatewayStub, gateway: Gateway) -> None:
+    hashed = stub.key(INFRA, "infra-ops", ["mine"])
+    lost = threading.Event()
+
+    def overwrite(here: GatewayStub, path: str, _: dict[str, Any]) -> Response | None:
+        # A list read before our write arrives after it: at the first look after the write, ours is gone.
+        if path == "/key/list" and "gen-large" in here.keys[hashed]["models"] and not lost.is_set():
+            here.keys[hashed]["models"] = ["mine", "theirs"]
+            lost.set()
+        return None
+
+    stub.hooks.append(overwrite)
+    grant(gateway, wanted_keys("infra-ops"))
+    assert lost.is_set()
+    assert stub.models("infra-ops") == ["mine", "theirs", "gen-large"]
+
+
+def test_lists_that_never_settle_are_an_error(stub: GatewayStub, gateway: Gateway) -> None:
+    hashed = stub.key(INFRA, "infra-ops", ["mine"])
+
+    def overwrite(here: GatewayStub, path: str, _: dict[str, Any]) -> Response | None:
+        if path == "/key/list":
+            here.keys[hashed]["models"] = ["mine"]
+        return None
+
+    stub.hooks.append(overwrite)
+    with pytest.raises(GatewayError, match="another program edits"):
+        grant(gateway, wanted_keys("infra-ops"))
+
+
+def test_a_key_made_here_is_handed_out_in_a_private_file(stub: GatewayStub, gateway: Gateway, tmp_path: Path) -> None:
+    options = KeyOptions(handout=tmp_path / "keys", settle_s=0.0)
+    result = grant(gateway, [WantedKey("new-key", {"gen-large": SEAT})], options=options)
+    path = tmp_path / "keys/new-key.key"
+    value = path.read_text().strip()
+    assert stub.models("new-key") == ["gen-large"]
+    assert key_hash(value) in stub.keys
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+    assert value not in repr(result)
+
+
+def test_a_key_that_could_not_be_made_leaves_no_file(stub: GatewayStub, gateway: Gateway, tmp_path: Path) -> None:
+    stub.hooks.append(lambda _, path, __: error(500, "x", "no") if path == "/key/generate" else None)
+    with pytest.raises(GatewayError):
+        grant(gateway, [WantedKey("new-key")], options=KeyOptions(handout=tmp_path / "keys", settle_s=0.0))
+    assert os.listdir(tmp_path / "keys") == []  # noqa: PTH208 - hidden files count
+
+
+def test_rotation_keeps_the_old_value_for_a_while(stub: GatewayStub, gateway: Gateway) -> None:
+    old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["x"], team_id="t", max_budget=5.0)
+    grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0, overlap="2h"))
+    new = stub.keys[key_hash(INFRA)]
+    assert (new["key_alias"], new["models"], new["team_id"], new["max_budget"]) == (
+        "infra-ops",
+        ["x", "gen-large"],
+        "t",
+        5.0,
+    )
+    assert stub.keys[old]["key_alias"] == f"infra-ops.retired-{old[:8]}"
+    assert stub.keys[old]["duration"] == "2h"
+
+
+def test_a_rotation_that_fails_gives_the_alias_back(stub: GatewayStub, gateway: Gateway) -> None:
+    old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["x"])
+    stub.hooks.append(lambda _, path, __: error(500, "x", "no") if path == "/key/generate" else None)
+    with pytest.raises(GatewayError):
+        grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0))
+    assert stub.keys[old]["key_alias"] == "infra-ops"
+
+
+# --- proof ---
+
+
+@pytest.fixture
+def fleet(stub: GatewayStub, gateway: Gateway) -> GatewayStub:
+    """One alias, two keys that may call it, one that may not."""
+    sync_aliases(gateway, [want()], "fv-ml1")
+    for alias in ("infra-ops", "all-agents"):
+        stub.key(VALUES[alias], alias, ["gen-large"])
+    stub.key(CONTROL, "control", ["no-default-models"])
+    return stub
+
+
+ALIAS = ProofAlias("gen-large", (ID,), ("infra-ops", "all-agents"))
+
+
+def outcome(gateway: Gateway, **more: Any) -> dict[str, str]:
+    proof = prove(gateway, more.pop("aliases", [ALIAS]), more.pop("values", VALUES), **more)
+    return {cell.key: ("" if cell.ok else "FAILED ") + cell.verdict for cell in proof.cells}
+
+
+GOOD = {"infra-ops": "ok", "all-agents": "ok", "control": "refused"}
+
+
+def test_a_good_fleet_is_proven(fleet: GatewayStub, gateway: Gateway) -> None:
+    assert outcome(gateway, control="control") == GOOD
+
+
+def forget_key(stub: GatewayStub) -> None:
+    del stub.keys[key_hash(AGENTS)]
+
+
+def narrow_key(stub: GatewayStub) -> None:
+    stub.keys[key_hash(AGENTS)]["models"] = ["other"]
+
+
+def kill_seat(stub: GatewayStub) -> None:
+    stub.dead.add(ID)
+
+
+def add_second(stub: GatewayStub) -> None:
+    stub.deployments["theirs"] = {"model_name": "gen-large", "litellm_params": {}, "model_info": {"id": "theirs"}}
+
+
+def drop_alias(stub: GatewayStub) -> None:
+    stub.deployments.clear()
+
+
+def open_control(stub: GatewayStub) -> None:
+    stub.keys[key_hash(CONTROL)]["models"] = ["gen-large"]
+
+
+def open_side_door(stub: GatewayStub) -> None:
+    def serve(_: GatewayStub, path: str, __: dict[str, Any]) -> Response | None:
+        return Response("{}", 200, content_type="application/json") if path.startswith("/openai/") else None
+
+    stub.hooks.append(serve)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected"),
+    [
+        (forget_key, {**GOOD, "all-agents": "FAILED key_missing"}),
+        (narrow_key, {**GOOD, "all-agents": "FAILED key_scope"}),
+        (kill_seat, {**GOOD, "infra-ops": "FAILED seat_down", "all-agents": "FAILED seat_down"}),
+        (add_second, {**GOOD, "infra-ops": "FAILED wrong_seat", "all-agents": "FAILED wrong_seat"}),
+        (drop_alias, {**GOOD, "infra-ops": "FAILED alias_unknown", "all-agents": "FAILED alias_unknown"}),
+        (open_control, {**GOOD, "control": "FAILED over_granted"}),
+        (open_side_door, {**GOOD, "control": "FAILED over_granted"}),
+    ],
+)
+def test_what_is_broken_is_named(
+    fleet: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, break_it: Any, expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(gateway_sync, "COOLDOWN_LIMIT_S", 0.0)
+    break_it(fleet)
+    assert outcome(gateway, control="control") == expected
+
+
+def test_without_a_control_key_one_is_made_and_removed(fleet: GatewayStub, gateway: Gateway) -> None:
+    values = {name: VALUES[name] for name in ("infra-ops", "all-agents")}
+    before = set(fleet.keys)
+    assert outcome(gateway, values=values) == {"infra-ops": "ok", "all-agents": "ok", "(control)": "refused"}
+    assert set(fleet.keys) == before
+
+
+def test_a_key_whose_value_is_not_ours_is_proven_by_a_twin(fleet: GatewayStub, gateway: Gateway) -> None:
+    before = set(fleet.keys)
+    proof = prove(gateway, [ALIAS], {"infra-ops": INFRA, "control": CONTROL}, control="control")
+    assert {cell.key: (cell.ok, cell.twin) for cell in proof.cells} == {
+        "all-agents": (True, True),
+        "infra-ops": (True, False),
+        "control": (True, False),
+    }
+    assert set(fleet.keys) == before
+
+
+def test_a_declared_key_that_nobody_knows_is_missing(fleet: GatewayStub, gateway: Gateway) -> None:
+    alias = ProofAlias("gen-large", (ID,), ("infra-ops", "unborn"))
+    assert outcome(gateway, aliases=[alias], control="control")["unborn"] == "FAILED key_missing"
+
+
+def test_an_admin_key_proves_no_allowlist(fleet: GatewayStub, gateway: Gateway) -> None:
+    proof = prove(gateway, [ALIAS], {**VALUES, "infra-ops": MASTER}, control="control")
+    cell = next(cell for cell in proof.cells if cell.key == "infra-ops")
+    assert (cell.ok, cell.verdict) == (True, "admin")
+    assert "proves no allowlist" in cell.sentence
+
+
+def test_expired_proof_keys_of_killed_runs_are_swept(fleet: GatewayStub, gateway: Gateway) -> None:
+    dead = fleet.key("sk-1", "seatfleet-proof-dead", ["x"], expires="2020-01-01T00:00:00Z")
+    alive = fleet.key("sk-2", "seatfleet-proof-alive", ["x"], expires="2999-01-01T00:00:00Z")
+    prove(gateway, [ALIAS], VALUES, control="control")
+    assert dead not in fleet.keys
+    assert alive in fleet.keys
+
+
+# --- lock ---
+
+
+def test_the_lock_waits_and_then_names_the_file(tmp_path: Path) -> None:
+    with gateway_lock("http://gw", tmp_path), pytest.raises(LockTimeoutError, match=str(tmp_path)):  # noqa: SIM117
+        with gateway_lock("http://gw/", tmp_path, wait_s=0.0):
+            pytest.fail("two holders")
+    with gateway_lock("http://gw", tmp_path, wait_s=0.0), gateway_lock("http://other", tmp_path, wait_s=0.0):
+        pass
