@@ -106,6 +106,31 @@ def test_point_at_nothing(paths: SeatPaths) -> None:
     assert generations.link_target(paths.previous) is None
 
 
+@pytest.mark.parametrize(
+    ("current", "previous", "good", "serves"),
+    [
+        # the power went in the middle of a rollout
+        ("2222", "1111", ("1111",), "1111"),
+        ("2222", "1111", ("1111", "2222"), "2222"),
+        # nothing was ever proven: better tried than down
+        ("2222", "1111", (), "2222"),
+        ("2222", None, (), "2222"),
+        (None, "1111", ("1111",), None),
+    ],
+)
+def test_settle(
+    paths: SeatPaths, current: str | None, previous: str | None, good: tuple[str, ...], serves: str | None
+) -> None:
+    for name in ("1111", "2222"):
+        stage(paths, name)
+    for name in good:
+        generations.mark_good(paths, name, {})
+    generations.point(paths.current, current)
+    generations.point(paths.previous, previous)
+    assert generations.settle(paths) == (serves if serves != current else None)
+    assert generations.link_target(paths.current) == serves
+
+
 def age(paths: SeatPaths, *names: str) -> None:
     for seconds, name in enumerate(names):
         os.utime(paths.generation(name), (seconds, seconds))

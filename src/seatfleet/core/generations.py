@@ -123,6 +123,18 @@ def mark_good(paths: SeatPaths, name: str, evidence: Mapping[str, Any]) -> None:
     write_atomic(paths.generation(name) / EVIDENCE_FILE, pretty_json(evidence))
 
 
+def settle(paths: SeatPaths) -> str | None:
+    """Make the last good generation current again when the current one was never proven, and return its name.
+
+    For a start that no rollout watches: after a power cut in the middle of one, or after its controller died.
+    """
+    current, previous = link_target(paths.current), link_target(paths.previous)
+    if current is None or previous is None or is_good(paths, current) or not is_good(paths, previous):
+        return None
+    point(paths.current, previous)
+    return previous
+
+
 def read_evidence(paths: SeatPaths, name: str) -> dict[str, Any]:
     """Return what :func:`mark_good` kept, empty for a generation that is not good."""
     return _read_json(paths.generation(name) / EVIDENCE_FILE) or {}

@@ -119,6 +119,17 @@ class LocalMachine:
             self._acquire(handle)
             yield
 
+    def start_under_way(self) -> bool:
+        """Return whether somebody holds the start lock."""
+        try:
+            with self._lock.open() as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)

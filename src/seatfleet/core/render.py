@@ -363,7 +363,6 @@ def _manifest(
             "ready_timeout_s": seat.probe.ready_timeout_s,
             "stop_timeout_s": seat.probe.stop_timeout_s,
             "acceptance": seat.probe.acceptance and dict(seat.probe.acceptance),
-            "canary": seat.probe.canary,
         },
     }
 

@@ -62,6 +62,8 @@ def render_unit(spec: UnitSpec) -> str:
             ("Group", SERVICE_USER),
             ("EnvironmentFile", f"{home}/current/seat.env"),
             ("EnvironmentFile", f"{home}/{API_KEY_FILE}"),
+            # As root: after a power cut in the middle of a rollout the generation that was never proven must not serve.
+            ("ExecStartPre", f"+{TOOLBOX}/bin/seatctl settle {spec.seat}"),
             ("ExecStartPre", f"{TOOLBOX}/bin/seatctl patch verify {home}/current/release"),
             ("ExecStart", " ".join(exec_start(spec.seat))),
             # vLLM exits 0 when its engine dies: on-failure would leave the seat down.

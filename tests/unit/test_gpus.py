@@ -1,0 +1,101 @@
+"""Cards of a host: nvidia-smi's output and the facts module over a scripted nvidia-smi."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+from seatfleet.core.gpus import QUERY, Gpu, parse_query
+from seatfleet.core.units import MIB
+
+PROJECT = Path(__file__).resolve().parents[2]
+RTX = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+# nvidia-smi lists by its own index; CUDA_DEVICE_ORDER=PCI_BUS_ID goes by address.
+FOUR = f"""\
+GPU-cccccccc-0000-0000-0000-000000000000, 00000000:C1:00.0, {RTX}, 97887, 580.95.05
+GPU-aaaaaaaa-0000-0000-0000-000000000000, 00000000:01:00.0, {RTX}, 97887, 580.95.05
+GPU-dddddddd-0000-0000-0000-000000000000, 00000001:01:00.0, {RTX}, 97887, 580.95.05
+GPU-bbbbbbbb-0000-0000-0000-000000000000, 00000000:41:00.0, {RTX}, 97887, 580.95.05
+"""
+GB10 = "GPU-eeeeeeee-0000-0000-0000-000000000000, 0000000F:01:00.0, NVIDIA GB10, [N/A], 580.95.05\n"
+
+
+def test_cards_are_in_pci_order() -> None:
+    cards = parse_query(FOUR)
+    assert [card.uuid[4:12] for card in cards] == ["aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"]
+    assert cards[0] == Gpu(
+        "GPU-aaaaaaaa-0000-0000-0000-000000000000", "00000000:01:00.0", RTX, 97887 * MIB, "580.95.05"
+    )
+
+
+def test_unified_memory_is_not_known_to_the_driver() -> None:
+    assert [card.memory for card in parse_query(GB10)] == [None]
+
+
+def test_no_cards() -> None:
+    assert parse_query("\n") == []
+
+
+@pytest.mark.parametrize("text", ["No devices were found\n", "GPU-1, 00:00:00.0, x\n", "index, uuid, a, b, c\n"])
+def test_other_output_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected uuid, pci"):
+        parse_query(text)
+
+
+def nvidia_smi(tmp_path: Path, output: str, code: int = 0) -> str:
+    """Write a command that answers exactly the query of the module; any other is an error."""
+    command = tmp_path / "nvidia-smi"
+    (tmp_path / "output").write_text(output)
+    wanted = " ".join(QUERY)
+    command.write_text(f'#!/bin/sh\n[ "$*" = "{wanted}" ] || exit 99\ncat {tmp_path}/output\nexit {code}\n')
+    command.chmod(0o755)
+    return str(command)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "expected", "check", "found"),
+    [
+        (FOUR, 0, 4, False, 4),
+        (FOUR, 0, 1, False, 4),
+        (FOUR, 0, 5, False, "expected 5 GPUs, seen 4. Is the driver loaded"),
+        (FOUR, 0, 5, True, 4),
+        (
+            "Failed to initialize NVML: Driver/library version mismatch",
+            18,
+            1,
+            False,
+            "seen 0: Failed to initialize NVML",
+        ),
+        ("garbage", 0, 1, False, "nvidia-smi: expected uuid"),
+        (None, 0, 1, False, "no /nowhere/nvidia-smi on this host"),
+        (None, 0, 1, True, 0),
+    ],
+)
+def test_facts(
+    output: str | None,
+    code: int,
+    expected: int,
+    check: bool,
+    found: int | str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT / "collections"))
+    module = importlib.import_module("ansible_collections.seatfleet.fleet.plugins.modules.gpu_facts")
+    command = "/nowhere/nvidia-smi" if output is None else nvidia_smi(tmp_path, output, code)
+    options = {"expected": expected, "nvidia_smi": command, "_ansible_check_mode": check}
+    with patch_module_args(options), pytest.raises(SystemExit):
+        module.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    if isinstance(found, str):
+        assert result["failed"] is True
+        assert found in result["msg"]
+    else:
+        assert len(result["ansible_facts"]["seatfleet_gpus"]) == found
+        assert bool(result.get("warnings")) is (found < expected)

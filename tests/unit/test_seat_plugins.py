@@ -1,0 +1,171 @@
+"""The seats' filters and modules as Ansible calls them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.testing import patch_module_args
+from fake_machine import BAD, FakeMachine
+from seat_examples import UUIDS, WRITTEN
+
+from seatfleet.core.paths import SeatPaths
+from seatfleet.core.render import load_generation
+
+PROJECT = Path(__file__).resolve().parents[2]
+PLUGINS = "ansible_collections.seatfleet.fleet.plugins"
+HOST = "fv-ml1"
+RELEASES = [{"name": name, "id": f"{name}-0123456789ab"} for name in ("0.32.0+cpu.1", "0.33.0+rtx.1")]
+CATALOGUE: dict[str, dict[str, Any]] = {
+    "tiny-oracle": {"facts": {}},
+    "qwen3.8-flash-next": {"facts": {"engram_table": "96GiB"}, "quantization": "modelopt"},
+}
+
+
+def model_of(name: str, size: int = 1000) -> dict[str, Any]:
+    files = {"model.safetensors": {"sha256": "0" * 64, "size": size}}
+    return {"manifest": {"format": 1, "name": name, "revision": "0" * 40, "files": files}, "source": "/srv/mirror"}
+
+
+@pytest.fixture
+def filters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
+    monkeypatch.syspath_prepend(str(PROJECT / "collections"))
+    found: dict[str, Callable[..., Any]] = importlib.import_module(f"{PLUGINS}.filter.seats").FilterModule().filters()
+    return found
+
+
+def render(filters: dict[str, Callable[..., Any]], seats: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    given = {
+        "releases": RELEASES,
+        "models": [model_of("tiny-oracle"), model_of("qwen3.8-flash-next", 170 << 30)],
+        "catalogue": CATALOGUE,
+        "hardware": {"architecture": "x86_64", "gpus": 0},
+    }
+    rendered: list[dict[str, Any]] = filters["seat_generations"](seats, HOST, **(given | changes))
+    return rendered
+
+
+def test_generations_of_a_host(filters: dict[str, Callable[..., Any]]) -> None:
+    seats = {"a": WRITTEN["lab-oracle"], "b": {**WRITTEN["lab-oracle"], "state": "absent"}}
+    (only,) = render(filters, seats, release_root="/opt/r", model_root="/srv/m")
+    generation = load_generation(only)
+    assert (generation.seat, generation.release_path) == ("a", "/opt/r/0.32.0+cpu.1-0123456789ab")
+    assert generation.manifest["declared"]["model"] == "/srv/m/tiny-oracle/000000000000"
+
+
+def test_a_host_with_cards(filters: dict[str, Callable[..., Any]]) -> None:
+    hardware = {"architecture": "x86_64", "gpus": 4, "gpu_memory": "97887MiB"}
+    (only,) = render(filters, {"a": WRITTEN["rtx-flash-next"]}, hardware=hardware, gpu_uuids=list(UUIDS))
+    declared = load_generation(only).manifest["declared"]
+    # 170 GiB of files, 96 of them a table in host RAM; 14 GiB KV; 2 GiB for the engine; of 95.6 GiB
+    assert declared["gpu-memory-utilization"] == 0.95
+    assert declared["quantization"] == "modelopt"
+    assert UUIDS[2] in only["files"]["seat.env"]
+    assert "DeviceAllow=char-nvidia* rw" in only["files"]["vllm-seat-a.service"]
+
+
+def test_all_problems_of_all_seats_at_once(filters: dict[str, Callable[..., Any]]) -> None:
+    seats = {name: {**WRITTEN["lab-oracle"], "port": port} for name, port in (("a", 0), ("b", "x"))}
+    with pytest.raises(AnsibleFilterError, match=r"(?s)2 problems.*seat a on fv-ml1: port.*seat b on fv-ml1: port"):
+        render(filters, seats)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({"release": "9"}, {}, r"release: expected one of 0\.32\.0\+cpu\.1, 0\.33\.0\+rtx\.1, seen 9"),
+        ({"model": "other"}, {}, "model: expected one of qwen3.8-flash-next, tiny-oracle, seen other"),
+        ({"gpus": [7]}, {"gpu_uuids": list(UUIDS)}, "gpus: expected 0 to 3 or a UUID of this host, seen 7"),
+    ],
+)
+def test_what_is_not_there(
+    filters: dict[str, Callable[..., Any]], changes: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AnsibleFilterError, match=message):
+        render(filters, {"a": WRITTEN["lab-oracle"] | changes}, **given)
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("seat_releases", ["0.32.0+cpu.1", "0.33.0+rtx.1"]),
+        ("seat_models", ["qwen3.8-flash-next", "tiny-qwen3"]),
+        ("seat_ports", [8022, 8031]),
+    ],
+)
+def test_what_seats_use(filters: dict[str, Callable[..., Any]], what: str, found: list[Any]) -> None:
+    seats = {
+        "a": {"profile": "big"},
+        "b": WRITTEN["lab-dense"],
+        "c": {**WRITTEN["spark-dflash"], "state": "absent"},
+    }
+    presets = {"profiles": {"big": WRITTEN["rtx-flash-next"]}}
+    assert filters[what](seats, HOST, presets) == found
+
+
+def test_api_keys(filters: dict[str, Callable[..., Any]]) -> None:
+    keys = filters["seat_api_keys"](WRITTEN, HOST, "secret")
+    assert set(keys) == set(WRITTEN)
+    assert len(set(keys.values())) == len(WRITTEN)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(PROJECT / "collections"))
+    return lambda name: importlib.import_module(f"{PLUGINS}.modules.{name}")
+
+
+def call(module: ModuleType, capsys: pytest.CaptureFixture[str], check: bool, **options: Any) -> dict[str, Any]:
+    with patch_module_args({**options, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
+        module.main()
+    text = capsys.readouterr().out
+    assert "sk-seat-1" not in text
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def test_modules(
+    filters: dict[str, Callable[..., Any]],
+    module: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    machine = FakeMachine(SeatPaths("a", tmp_path))
+    stage, rollout = module("seat_stage"), module("seat_rollout")
+    for name in ("stage_host", "unmanaged"):
+        monkeypatch.setattr(stage, name, functools.partial(getattr(stage, name), root=tmp_path))
+    for name in ("foresee", "roll_out"):
+        monkeypatch.setattr(rollout, name, functools.partial(getattr(rollout, name), root=tmp_path))
+    monkeypatch.setattr(rollout, "LocalMachine", lambda: machine)
+    options = {"generations": render(filters, {"a": WRITTEN["lab-oracle"]}), "api_keys": {"a": "sk-seat-1"}}
+    name = options["generations"][0]["name"]
+
+    for check in (True, True, False):  # check mode changes nothing, so it says the same again
+        staged = call(stage, capsys, check, **options)
+        assert (staged["changed"], staged["seats"]) == (True, [{"seat": "a", "generation": name, "created": True}])
+        assert "api-key.env: (secret)" in staged["diff"][0]["after"]
+    assert call(stage, capsys, False, **options)["changed"] is False
+
+    for check in (True, False):
+        rolled = call(rollout, capsys, check, **options)
+        assert (rolled["changed"], rolled["seats"][0]["action"]) == (True, "start")
+        assert rolled["diff"]["prepared"] == "seat a: start: the unit is not installed\n"
+    assert call(rollout, capsys, False, **options)["changed"] is False
+
+    other = {**options, "generations": render(filters, {"a": {**WRITTEN["lab-oracle"], "kv_cache_memory": "1GiB"}})}
+    machine.behaviour[other["generations"][0]["name"]] = BAD
+    call(stage, capsys, False, **other)
+    failed = call(rollout, capsys, False, **other)
+    assert failed["failed"] is True
+    assert failed["msg"].startswith("seat a: acceptance: expected 3.0, seen 1.0")
+    assert failed["seats"][0]["returned_to"] == name
+    assert call(stage, capsys, True, **{**options, "generations": []})["unmanaged"] == ["a"]
