@@ -49,10 +49,10 @@ class Lab:
             "SEATFLEET_LAB": str(LAB),
         }
 
-    def run(self, *argv: str, check: bool = True, timeout_s: float = 1800) -> Run:
+    def run(self, *argv: str, check: bool = True, stdin: str | None = None, timeout_s: float = 1800) -> Run:
         """Run a command in the project; with ``check`` a non-zero exit fails the test with the whole output."""
         done = subprocess.run(
-            argv, cwd=self.project, env=self.environment, timeout=timeout_s,
+            argv, cwd=self.project, env=self.environment, timeout=timeout_s, input=stdin or "",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         recap = [match for line in done.stdout.splitlines() if (match := RECAP.match(line))]
@@ -70,9 +70,9 @@ class Lab:
         """Run ``ansible-playbook site.yml``."""
         return self.run("ansible-playbook", "site.yml", *arguments, check=check)
 
-    def host(self, name: str, *argv: str, check: bool = True) -> Run:
+    def host(self, name: str, *argv: str, check: bool = True, stdin: str | None = None) -> Run:
         """Run a command as root on a lab host."""
-        return self.run(str(PROJECT / "lab/lab"), "ssh", name, *argv, check=check)
+        return self.run(str(PROJECT / "lab/lab"), "ssh", name, *argv, check=check, stdin=stdin)
 
     def molecule(self, scenario: str) -> Run:
         """Run one molecule scenario against the running lab."""

@@ -48,14 +48,14 @@ class Handler(BaseHTTPRequestHandler):
     def _token(self) -> str:
         return (self.headers.get("authorization") or "").removeprefix("Bearer ")
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         """Answer a question about the seat."""
         if self.path == "/seen":
             self._send(200, self.server.seen)
         else:
             self._send(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.server.names]})
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_POST(self) -> None:
         """Answer a completion."""
         body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
         if self.server.api_key is not None and self._token() != self.server.api_key:

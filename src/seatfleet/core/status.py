@@ -133,7 +133,8 @@ def _notes(
 
 
 def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
-    lengths = " ".join(f"{name}={value:.2f}" for name, value in status["acceptance"].items())
+    # The least and the most over the workloads; the probe's own table has each.
+    lengths = "-".join(dict.fromkeys(f"{pick(status['acceptance'].values(), default=0):.2f}" for pick in (min, max)))
     keys = " ".join(f"{', '.join(keys) or 'none'}" for keys in status["proven"].values())
     refused = f" (+{status['refused']} refused)" if status["refused"] else ""
     tokens, ready = status["kv_cache_tokens"], status["ready_s"]
@@ -144,7 +145,7 @@ def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
         status["generation"] or "-",
         status["state"],
         "-" if ready is None else f"{ready:.1f}",
-        lengths or "-",
+        lengths if status["acceptance"] else "-",
         "-" if tokens is None else f"{tokens:,}",
         " ".join(status["proven"]) or "-",
         (keys + refused) or "-",
