@@ -1,6 +1,6 @@
 """Show the rows that ``playbooks/status.yml -e status_file=FILE`` wrote, as the table it printed.
 
-  seatctl status FILE
+seatctl status FILE
 """
 
 from __future__ import annotations

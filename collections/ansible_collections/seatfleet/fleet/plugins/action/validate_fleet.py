@@ -11,8 +11,8 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.origins import Origins, in_run
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.fleet import (
     check_fleet,
-    kv_fit,
     is_fleet_variable,
+    kv_fit,
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
 
