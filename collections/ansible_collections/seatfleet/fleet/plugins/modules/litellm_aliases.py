@@ -60,6 +60,14 @@ options:
         description: Replace deployments of this alias that seatfleet did not make.
         type: bool
         default: false
+      fallback:
+        description: Alias that answers while the seat restarts; for M(seatfleet.fleet.litellm_close).
+        type: str
+  spare:
+    description: Seats whose aliases stay as they are, because the seats do not answer.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -107,48 +115,15 @@ not_registered:
   returned: when the gateway is down
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    ALIAS,
     CONNECTION,
     diff_text,
     gateway_of,
     sync,
+    wanted_alias,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
-
-ALIAS: dict[str, dict[str, Any]] = {
-    "name": {"type": "str", "required": True},
-    "seat": {"type": "str", "required": True},
-    "api_base": {"type": "str", "required": True},
-    "api_key": {"type": "str", "required": True, "no_log": True},
-    "served_model": {"type": "str"},
-    "sampling": {"type": "dict", "default": {}},
-    "chat_template_kwargs": {"type": "dict"},
-    "limits": {"type": "dict", "default": {}},
-    "access_groups": {"type": "list", "elements": "str", "default": []},
-    "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
-    "adopt": {"type": "bool", "default": False},
-}
-
-
-def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
-    """Return one entry of the option in its typed form."""
-    return WantedAlias(
-        alias=entry["name"],
-        host=host,
-        seat=entry["seat"],
-        api_base=entry["api_base"],
-        api_key=entry["api_key"],
-        keys=tuple(entry["keys"]),
-        sampling=entry["sampling"],
-        chat_template_kwargs=entry["chat_template_kwargs"],
-        access_groups=tuple(entry["access_groups"]),
-        limits=entry["limits"],
-        served_model=entry["served_model"],
-        adopt=entry["adopt"],
-    )
 
 
 def main() -> None:
@@ -157,6 +132,7 @@ def main() -> None:
         argument_spec={
             **CONNECTION,
             "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
+            "spare": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -164,7 +140,7 @@ def main() -> None:
     wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
     undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
     with gateway_of(module, undone) as gateway:
-        result = sync.sync_aliases(gateway, wanted, host, check=module.check_mode)
+        result = sync.sync_aliases(gateway, wanted, host, spare=module.params["spare"], check=module.check_mode)
     module.exit_json(
         changed=result.changed,
         steps=[step.describe() for step in result.plan.steps],
