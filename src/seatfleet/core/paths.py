@@ -20,6 +20,11 @@ def unit_name(seat: str) -> str:
     return f"{UNIT_PREFIX}{seat}.service"
 
 
+def stub_unit(port: int) -> str:
+    """Return the systemd unit that answers 503 on a port, for example ``seatfleet-stub@8022.service``."""
+    return f"seatfleet-stub@{port}.service"
+
+
 @dataclass(frozen=True)
 class SeatPaths:
     """The files of one seat; ``root`` is ``/`` except in tests."""
