@@ -82,6 +82,12 @@ class LocalMachine:
         """Do not start the unit at boot."""
         _systemctl("disable", "--quiet", unit)
 
+    def forget(self, unit: str) -> None:
+        """Forget a unit whose files were removed, its failed state included; no error when there is no such unit."""
+        _systemctl("daemon-reload")
+        with suppress(RolloutError):
+            _systemctl("reset-failed", unit)
+
     def journal(self, unit: str, since: float) -> Iterator[str]:
         """Yield the unit's messages since a time, oldest first, at most 4 MiB of them."""
         command = ["journalctl", "--no-pager", "--output=cat", f"--unit={unit}", f"--since=@{since:.6f}"]

@@ -89,6 +89,9 @@ class Machine(Protocol):
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
 
+    def forget(self, unit: str) -> None:
+        """Forget a unit whose files were removed, its failed state included; no error when there is no such unit."""
+
     def journal(self, unit: str, since: float) -> Iterable[str]:
         """Return the unit's messages since a time (seconds since the epoch)."""
 
@@ -169,6 +172,17 @@ class Rollout:
             return self._outcome(decision, changed=False, failure="nothing was touched: " + "; ".join(obstacles))
         with self.machine.start_lock():
             return self._replace(decision)
+
+    def take_down(self) -> tuple[float, int]:
+        """Drain and stop the seat for good; return the seconds waited and the requests that were cut off.
+
+        Raises:
+            RolloutError: it does not stop.
+        """
+        with self.machine.start_lock():
+            drained = self._drain()
+            self._stop()
+        return drained
 
     def _settle(self, decision: Decision) -> Outcome:
         """Repair files and links beside a process that is as wanted, and probe it when nobody has yet."""
@@ -257,17 +271,20 @@ class Rollout:
         return generations.is_good(self.paths, name)
 
     def _stop(self) -> None:
-        """Stop the seat and prove it: nothing in its control group, nobody on its port."""
-        self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
+        """Stop the seat and prove it: nothing in its control group, nobody on its port.
+
+        The stub does not count: it starts when systemd gives the seat up, also during a stop that ends in SIGKILL.
+        """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
         self.machine.stop(self.wanted.unit, limit)
         if self._state().pids:
             self.machine.kill(self.wanted.unit)
         deadline = self.machine.monotonic() + KILL_MARGIN_S
-        while (state := self._state()).pids or state.listeners:
+        while (state := self._state()).pids or self._holders(state.listeners):
             if self.machine.monotonic() >= deadline:
                 raise RolloutError(_still_there(state, self.wanted.port))
             self.machine.sleep(POLL_S / 4)
+        self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
 
     def _start(self, name: str) -> tuple[float, Mapping[str, Any]]:
         self._install(name)
@@ -320,14 +337,14 @@ class Rollout:
         if plan.create:
             found.append(f"{self.paths.generation(self.wanted.generation)} is not staged: run seat_stage first")
         found += self.machine.missing(self.wanted.manifest)
-        for owner in self._strangers():
+        for owner in self._holders(self._state().strangers):
             found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
         return found
 
-    def _strangers(self) -> Iterable[Owner]:
-        """Return who holds the seat's port, but for the stub that answers there since systemd gave the seat up."""
+    def _holders(self, owners: Iterable[Owner]) -> list[Owner]:
+        """Leave out the stub that answers on the seat's port since systemd gave the seat up."""
         stub = stub_unit(self.wanted.port)
-        return (owner for owner in self._state().strangers if Path(owner.cgroup).name != stub)
+        return [owner for owner in owners if Path(owner.cgroup).name != stub]
 
     def _state(self) -> SeatState:
         return self.machine.seat_state(self.machine.unit_state(self.wanted.unit), self.wanted.port)
