@@ -151,7 +151,7 @@ def test_modules(
 
     for check in (True, True, False):  # check mode changes nothing, so it says the same again
         staged = call(stage, capsys, check, **options)
-        assert (staged["changed"], staged["seats"]) == (True, [{"seat": "a", "generation": name, "created": True}])
+        assert (staged["changed"], staged["seats"]) == (True, [{"seat": "a", "generation": name, "created": True, "changed": True}])
         assert "api-key.env: (secret)" in staged["diff"][0]["after"]
     assert call(stage, capsys, False, **options)["changed"] is False
 
