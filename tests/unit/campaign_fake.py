@@ -58,6 +58,9 @@ class FakeHost:
     def has_gpu(self) -> bool:
         return False
 
+    def has_compiler(self) -> bool:
+        return True
+
 
 LIVE = {"model": "/m", "served-model-name": [MODEL], "max-num-seqs": 8, "kv-cache-memory-bytes": 4 << 30}
 

@@ -147,6 +147,10 @@ class LocalHost:
         """Tell whether the machine has a GPU."""
         return shutil.which("nvidia-smi") is not None
 
+    def has_compiler(self) -> bool:
+        """Tell whether the machine has a C++ compiler."""
+        return shutil.which("g++") is not None
+
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:
         """Return the log of this start, optionally only lines that contain a pattern's first alternative."""
         lines = read_lines(self.log_file)
