@@ -24,7 +24,7 @@ help: ## This list
 $(VENV)/.done: $(LOCK) pyproject.toml
 	@echo "== tooling into $(VENV) (ansible-core, molecule, linters; 1-2 minutes)"
 	$(PYTHON) -m venv --clear $(VENV)
-	PIP_CONSTRAINT= $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	PIP_CONSTRAINT=/dev/null $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -99,5 +99,5 @@ docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py
 
 lock: $(VENV)/.done ## Re-resolve the locked tooling
-	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report --extra models \
+	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done

@@ -6,10 +6,14 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from seatfleet.campaign.parity import ArmConfig, Deployment
+from seatfleet.campaign.seats import arm_manifest
+from seatfleet.core.manifest import Manifest
 
 MODEL = "fake"
 
@@ -37,6 +41,75 @@ class Behaviour:
     text: str = " tok{n}"
     tool_calls: tuple[tuple[str, str], ...] = ()
     api_key: str | None = None
+
+
+class FakeHost:
+    """A machine that runs no unit."""
+
+    def unit(self) -> None:
+        return None
+
+    def listeners(self, port: int) -> list[object]:
+        return []
+
+    def journal(self, state: object, pattern: str | None = None) -> list[str]:
+        return []
+
+    def has_gpu(self) -> bool:
+        return False
+
+
+LIVE = {"model": "/m", "served-model-name": [MODEL], "max-num-seqs": 8, "kv-cache-memory-bytes": 4 << 30}
+
+
+@dataclass
+class FakeSeat:
+    """A seat whose arms are fake servers; behaviour per arm, hooks for accidents."""
+
+    behaviours: dict[str, Behaviour]
+    gpus: tuple[str, ...] = ()
+    api_key: str | None = None
+    config: dict[str, Any] = field(default_factory=lambda: dict(LIVE))
+    identity: dict[str, Any] = field(default_factory=lambda: {"release": "1-abc"})
+    starts: list[tuple[str, str]] = field(default_factory=list)
+    restored: int = 0
+    before_start: Callable[[str, int], None] = lambda arm, number: None
+    lines: list[str] = field(default_factory=list)
+    server: FakeVllm | None = None
+
+    def live(self) -> Deployment:
+        return Deployment((), dict(self.config), {}, "fake.yaml sha256:0", dict(self.identity))
+
+    def start(self, config: ArmConfig, cache: str) -> None:
+        self.starts.append((config.arm, cache))
+        self.before_start(config.arm, len(self.starts))
+        self.lines = ["starting"]
+        self.server = FakeVllm(replace(self.behaviours[config.arm])).__enter__()
+
+    def cache_root(self, cache: str) -> str:
+        return f"/cache/{cache}"
+
+    def manifest(self, config: ArmConfig) -> Manifest:
+        assert self.server is not None
+        settings = {**config.settings, "port": int(self.server.url.rpartition(":")[2])}
+        return arm_manifest(
+            replace(config, settings=settings), seat="s", host="h", unit=None, release="r", key_file=None, timeout_s=5
+        )
+
+    def host(self) -> FakeHost:
+        return FakeHost()
+
+    def log(self) -> list[str]:
+        return list(self.lines)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.__exit__()
+        self.server = None
+
+    def restore(self) -> None:
+        self.stop()
+        self.restored += 1
 
 
 @dataclass

@@ -33,6 +33,7 @@ class GatewayStub:
         self.url = server.url_for("").rstrip("/")
         self.deployments: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, dict[str, Any]] = {}
+        self.teams: dict[str, list[str]] = {}
         self.requests: list[str] = []
         self.hooks: list[Hook] = []
         # Deployment ids whose seat does not answer.
@@ -115,6 +116,10 @@ class GatewayStub:
                 return reply({})
             case "/access_group/list":
                 return reply({"access_groups": []})
+            case "/team/list":
+                return reply([{"team_id": team, "models": models} for team, models in self.teams.items()])
+            case "/team/info":
+                return reply({"team_info": {"models": self.teams[request.args["team_id"]]}})
             case "/key/list":
                 return self._list_keys(int(request.args["page"]) if "page" in request.args else 1)
             case "/key/info":

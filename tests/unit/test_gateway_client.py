@@ -189,6 +189,15 @@ def test_create_update_and_take_back(stub: GatewayStub, gateway: Gateway) -> Non
     assert (stub.models("infra-ops"), stub.models("all-agents")) == (["no-default-models"], ["other"])
 
 
+def test_the_cap_of_a_keys_team_is_known(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.teams["t"] = ["gen-mid"]
+    hashed = stub.key(INFRA, "infra-ops", ["gen-large"], team_id="t")
+    assert gateway.list_keys()[0].team_models == ("gen-mid",)
+    assert gateway.key(hashed) == gateway.list_keys()[0]
+    with pytest.raises(GatewayError, match="team_model_access_denied"):
+        grant(gateway, wanted_keys("infra-ops"))
+
+
 def test_check_mode_writes_no_key(stub: GatewayStub, gateway: Gateway) -> None:
     checked = grant(gateway, wanted_keys("infra-ops"), check=True)
     assert checked.changed
@@ -245,6 +254,7 @@ def test_a_key_that_could_not_be_made_leaves_no_file(stub: GatewayStub, gateway:
 
 
 def test_rotation_keeps_the_old_value_for_a_while(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.teams["t"] = []
     old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["x"], team_id="t", max_budget=5.0)
     grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0, overlap="2h"))
     new = stub.keys[key_hash(INFRA)]

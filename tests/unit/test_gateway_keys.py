@@ -93,6 +93,11 @@ def test_lists_are_edited_in_place_and_never_empty(
          [("update", "infra-ops", ("x", "agents"), {})]),
         ("access group by hand covers it too", [key(["agents"])], [want(via={"gen-large": ("agents",)})], {}, []),
         ("follows its team", [key(["all-team-models"], team_id="t", team_models=("gen-large",))], [want()], {}, []),
+        ("a rotated key's old value keeps its grants",
+         [key(["gen-large"], grants=GRANT), key(["gen-large"], "infra-ops.retired-1a2b", grants=GRANT)],
+         [want()], {}, []),
+        ("and loses what the seats drop", [key(["x"]), key(["gen-large", "x"], "infra-ops.retired-1a2b", grants=GRANT)],
+         [want(grants={})], {}, [("update", "infra-ops.retired-1a2b", ("x",), {})]),
         ("made here", [], [want()], {"may_generate": True}, [("create", "infra-ops", ("gen-large",), GRANT)]),
     ],
 )  # fmt: skip

@@ -67,7 +67,8 @@ def test_committed_lock_fits_its_recipe(name: str) -> None:
     assert name.endswith(f"-cp3{lock.target.minor}-{lock.target.architecture}")
     assert f"as of {recipe.as_of}" in text
     assert {pin.name for pin in lock.pins if pin.origin == "local"} == set(recipe.local)
-    assert lock.find("pip"), "hosts install with the locked pip"
+    if name.startswith(("vllm", "toolbox")):
+        assert lock.find("pip"), "the module vllm_release installs with the locked pip"
     # Registry hosts differ between sites; a lock names files and hashes only.
     assert "://" not in text
 

@@ -1,4 +1,4 @@
-"""Void rules V1 to V15: what disqualifies a boot or an arm, as a table of pure functions.
+"""Void rules V1 to V16: what disqualifies a boot or an arm, as a table of pure functions.
 
 A void arm measured something else than it claims (a broken head, wrong answers); a void boot had an accident (foreign
 traffic, an error, a hot card). ``NOT_CHECKED`` is never a pass: the report lists it.
@@ -70,6 +70,7 @@ class BootView:
     log: tuple[str, ...] | None = None
     canary: tuple[str, ...] | None = None
     telemetry: Summary | None = None
+    cache_root: str = ""
 
     @property
     def measured(self) -> tuple[Cell, ...]:
@@ -307,10 +308,11 @@ def preemptions(boots: Sequence[BootView]) -> list[Check]:
     return checks
 
 
-def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None) -> list[Check]:
+def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None, *, screen: bool = False) -> list[Check]:
     """V13: a batching server must get faster with concurrency; a client that cannot see that is blind.
 
-    Per arm and shape, the rise from one level to the next (paired inside boots) must exceed its own floor.
+    Per arm and shape, the rise from one level to the next (paired inside boots) must exceed its own floor. In a screen
+    that floor rests on one degree of freedom and says nothing, so there a rise above zero is enough.
     """
     title = "throughput rises with concurrency"
     limit = max_num_seqs or math.inf
@@ -331,7 +333,7 @@ def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None) -> lis
                     found = stats.estimate(rises, {arm: 1.0})
                 except NotEstimable:
                     continue
-                if found.difference <= found.floor:
+                if found.difference <= (0.0 if screen else found.floor):
                     gain = math.expm1(found.difference)
                     problems[arm].append(
                         f"{shape}: {gain:+.1%} from c={low} to c={high}, floor {math.expm1(found.floor):.1%}"
@@ -356,6 +358,19 @@ def _rise(boot: BootView, shape: str, low: int, high: int) -> float | None:
             return None
         values.append(median(found))
     return math.log(values[1] / values[0])
+
+
+def own_compile_cache(boots: Sequence[BootView]) -> list[Check]:
+    """V16: vLLM's compile cache does not know the number of draft tokens; arms that share one share kernels."""
+    users: dict[str, set[str]] = {}
+    for boot in boots:
+        users.setdefault(boot.cache_root, set()).add(boot.arm.id)
+    checks = []
+    for arm in dict.fromkeys(boot.arm.id for boot in boots):
+        shared = sorted({other for arms in users.values() if arm in arms for other in arms} - {arm})
+        detail = f"shared with {', '.join(shared)}" if shared else ""
+        checks.append(Check("V16", "compile caches of its own", arm, Status.VOID if shared else Status.PASS, detail))
+    return checks
 
 
 @dataclass(frozen=True)
@@ -387,7 +402,8 @@ def apply_rules(boots: Sequence[BootView], definition: Definition, max_num_seqs:
             elif status is Status.VOID:
                 void_arms.setdefault(boot.arm.id, []).append(f"{rule.id} {rule.title}: {detail} (boot {boot.name})")
     usable = [boot for boot in boots if boot.name not in void_boots]
-    for check in (*preemptions(usable), *throughput_rises(usable, max_num_seqs)):
+    rises = throughput_rises(usable, max_num_seqs, screen=definition.mode == "screen")
+    for check in (*preemptions(usable), *rises, *own_compile_cache(boots)):
         checks.append(check)
         if check.status is Status.VOID:
             void_arms.setdefault(check.subject, []).append(f"{check.rule} {check.title}: {check.detail}")

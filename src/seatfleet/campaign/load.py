@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -80,7 +80,7 @@ class Request:
 
     def as_json(self) -> dict[str, Any]:
         """Return one line of ``requests.jsonl``."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 def request_from_json(raw: Mapping[str, Any]) -> Request:

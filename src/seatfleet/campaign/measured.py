@@ -63,6 +63,7 @@ def load(raw: RawCampaign) -> Measured:
             log=tuple(raw.text(name, "log_after_ready.txt.gz").splitlines()) if info["log_kept"] else None,
             canary=tuple(info["canary_before"]["problems"] + info["canary_after"]["problems"]),
             telemetry=telemetry.summarize(raw.text(name, "telemetry.csv")),
+            cache_root=info["compile_cache"]["root"],
         )
         for name, info in infos.items()
     )

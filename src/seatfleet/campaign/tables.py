@@ -159,7 +159,7 @@ def _best_repetitions(measured: Measured, found: Components) -> int | None:
 
 
 def dense_levers(measured: Measured) -> list[Row]:
-    """What a dense lever gave under speculation beside what two formulas predict, per shape."""
+    """One row per shape: what a dense lever gave under speculation, beside what two formulas predict."""
     arms = measured.definition.amortization
     if arms is None:
         return []
@@ -189,7 +189,7 @@ def dense_levers(measured: Measured) -> list[Row]:
 
 
 def sentences(definition: Definition) -> list[str]:
-    """What verification multiplies on this model, in words."""
+    """Sentences on what verification multiplies on this model."""
     facts = definition.model_facts
     if facts is None:
         return []

@@ -205,16 +205,18 @@ class Gateway:
     # --- keys ---
 
     def list_keys(self) -> list[KeyState]:
-        """Return every virtual key of the proxy."""
-        return [KeyState.from_api(entry) for entry in self._raw_keys()]
+        """Return every virtual key of the proxy, each with the models of its team."""
+        entries = self._raw_keys()
+        # The list itself leaves team_models empty (measured on 1.106.12).
+        teams = self.teams() if any(entry.get("team_id") for entry in entries) else []
+        models = {team["team_id"]: team.get("models") or [] for team in teams}
+        return [KeyState.from_api({**entry, "team_models": models.get(entry.get("team_id"))}) for entry in entries]
 
-    def _raw_keys(self, alias: str | None = None) -> list[dict[str, Any]]:
+    def _raw_keys(self) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         page = 1
         while True:
             params: dict[str, str | int] = {"return_full_object": "true", "size": PAGE_SIZE, "page": page}
-            if alias is not None:
-                params["key_alias"] = alias
             body = self._call("GET", "/key/list", params=params)
             entries += [entry for entry in body["keys"] if isinstance(entry, dict)]
             if page >= int(body.get("total_pages") or 1):
@@ -224,7 +226,11 @@ class Gateway:
     def key(self, hashed: str) -> KeyState | None:
         """Return one key by its SHA-256, None when the gateway has none such."""
         raw = self._raw_key(hashed)
-        return None if raw is None else KeyState.from_api(raw)
+        if raw is None:
+            return None
+        team = raw.get("team_id")
+        info = self._call("GET", "/team/info", params={"team_id": team})["team_info"] if team else {}
+        return KeyState.from_api({**raw, "team_models": info.get("models")})
 
     def _raw_key(self, hashed: str) -> dict[str, Any] | None:
         try:

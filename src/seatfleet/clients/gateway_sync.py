@@ -17,7 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.gateway_keys import GRANTS_FIELD, NO_MODELS, KeyPlan, KeyState, KeyStep, WantedKey, ghosts, plan_keys
+from ..core.gateway_keys import (
+    GRANTS_FIELD,
+    NO_MODELS,
+    RETIRED,
+    KeyPlan,
+    KeyState,
+    KeyStep,
+    WantedKey,
+    ghosts,
+    plan_keys,
+    wanted_for,
+)
 from ..core.gateway_state import MANAGED_BY, AliasPlan, Step, WantedAlias, plan_aliases
 from ..core.gateway_verdict import Cell, Verdict, judge
 from ..core.gateway_versions import version_problem
@@ -272,17 +283,17 @@ def _apply_key(
     dropped: Collection[str],
     options: KeyOptions,
 ) -> None:
-    by_alias = {want.alias: want for want in wanted}
+    want = wanted_for(step.alias, wanted)
     if step.kind == "create":
-        _create_key(gateway, step, by_alias[step.alias].value, options)
+        _create_key(gateway, step, want.value if want else None, options)
     elif step.kind == "rotate":
-        _rotate_key(gateway, step, by_alias[step.alias].value or "", options)
+        _rotate_key(gateway, step, (want.value if want else None) or "", options)
     else:
         # Planned again on a fresh read of this one key: keeps the time from read to write at one round trip.
         fresh = gateway.key(step.hash)
         if fresh is None:
             return
-        mine = [by_alias[step.alias]] if step.alias in by_alias else []
+        mine = [want] if want else []
         for again in _plan_keys([fresh], mine, host, aliases, dropped, options).steps:
             metadata = {**fresh.metadata, GRANTS_FIELD: dict(again.grants)}
             gateway.update_key(again.hash, models=list(again.after), metadata=metadata)
@@ -316,7 +327,7 @@ def _handed_out(directory: Path, alias: str, value: str) -> Iterator[None]:
 
 def _rotate_key(gateway: Gateway, step: KeyStep, value: str, options: KeyOptions) -> None:
     """Give the alias to a new value; the old one goes on under another alias until the overlap is over."""
-    retired = f"{step.alias}.retired-{step.hash[:8]}"
+    retired = f"{step.alias}{RETIRED}{step.hash[:8]}"
     gateway.update_key(step.hash, key_alias=retired, duration=options.overlap)
     try:
         gateway.copy_key(step.hash, value, step.alias)

@@ -26,6 +26,8 @@ EVERYTHING = frozenset({"*", "all-proxy-models"})
 TEAM_MODELS = "all-team-models"
 SPECIAL_ENTRIES = EVERYTHING | {TEAM_MODELS, NO_MODELS}
 GRANTS_FIELD = "seatfleet_grants"
+# Between a key alias and the start of its hash, for a value that goes on working after a rotation.
+RETIRED = ".retired-"
 _KEY_FORM = re.compile(r"sk-[A-Za-z0-9_-]{21,}")
 
 
@@ -147,6 +149,15 @@ def edit_models(models: Sequence[str], add: Collection[str], remove: Collection[
     return tuple(kept) or (NO_MODELS,)
 
 
+def wanted_for(alias: str, wanted: Iterable[WantedKey]) -> WantedKey | None:
+    """Return what is declared for a key alias; a rotated key's old value keeps the grants of the new one."""
+    by_alias = {want.alias: want for want in wanted}
+    if alias in by_alias:
+        return by_alias[alias]
+    current = by_alias.get(alias.split(RETIRED, 1)[0])
+    return None if current is None else replace(current, alias=alias, value=None)
+
+
 def plan_keys(
     live: Sequence[KeyState],
     wanted: Sequence[WantedKey],
@@ -177,7 +188,7 @@ def plan_keys(
     named = {want.alias for want in wanted}
     for key in live:
         if key.alias not in named:
-            planner.other(key)
+            planner.other(key, wanted_for(key.alias, wanted))
     return KeyPlan(tuple(planner.steps), tuple(planner.problems), tuple(planner.notes))
 
 
@@ -221,8 +232,11 @@ class _KeyPlanner:
         if self._scoped(want, key):
             self._edit(want, key)
 
-    def other(self, key: KeyState) -> None:
+    def other(self, key: KeyState, retired: WantedKey | None) -> None:
         """Plan a key that is not declared: only what we put there, and what we removed, leaves its list."""
+        if retired is not None:
+            self.declared(retired)
+            return
         stale = self._granted_here(key) | self.gone.intersection(key.models)
         if stale and not key.unrestricted:
             self._update(key, (), stale, {})

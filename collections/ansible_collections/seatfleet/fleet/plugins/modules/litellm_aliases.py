@@ -107,48 +107,15 @@ not_registered:
   returned: when the gateway is down
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    ALIAS,
     CONNECTION,
     diff_text,
     gateway_of,
     sync,
+    wanted_alias,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
-
-ALIAS: dict[str, dict[str, Any]] = {
-    "name": {"type": "str", "required": True},
-    "seat": {"type": "str", "required": True},
-    "api_base": {"type": "str", "required": True},
-    "api_key": {"type": "str", "required": True, "no_log": True},
-    "served_model": {"type": "str"},
-    "sampling": {"type": "dict", "default": {}},
-    "chat_template_kwargs": {"type": "dict"},
-    "limits": {"type": "dict", "default": {}},
-    "access_groups": {"type": "list", "elements": "str", "default": []},
-    "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
-    "adopt": {"type": "bool", "default": False},
-}
-
-
-def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
-    """Return one entry of the option in its typed form."""
-    return WantedAlias(
-        alias=entry["name"],
-        host=host,
-        seat=entry["seat"],
-        api_base=entry["api_base"],
-        api_key=entry["api_key"],
-        keys=tuple(entry["keys"]),
-        sampling=entry["sampling"],
-        chat_template_kwargs=entry["chat_template_kwargs"],
-        access_groups=tuple(entry["access_groups"]),
-        limits=entry["limits"],
-        served_model=entry["served_model"],
-        adopt=entry["adopt"],
-    )
 
 
 def main() -> None:

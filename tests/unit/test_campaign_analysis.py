@@ -1,0 +1,307 @@
+"""What the analysis says about campaigns whose truth is known, rule by rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign_raw import MTP, WRITTEN, World, make_raw, page
+
+from seatfleet.campaign.analysis import analyse
+from seatfleet.campaign.controls import BOOT_RULES, BootView, Context, Status, the_control_does_not_speculate
+from seatfleet.campaign.definition import Arm, load_definition
+from seatfleet.campaign.load import Request
+from seatfleet.campaign.observe import Cell, read_counters
+from seatfleet.core.metrics import parse
+
+#: Step rate of an arm relative to the control; k drafts make steps longer.
+SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}
+
+
+def result_of(path: Path, world: World | None = None, **changes: Any) -> dict[str, Any]:
+    result = analyse(make_raw(path / "c", world or World(speed=SPEED), **changes))
+    json.dumps(result, allow_nan=False)
+    return result
+
+
+def verdicts(
+    result: dict[str, Any], metric: str = "aggregate_output_tok_s", shape: str = "tool"
+) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for f in result["findings"]:
+        if f["metric"] == metric and f["shape"] == shape:
+            found.setdefault(f["contrast"], set()).add(f["verdict"])
+    return found
+
+
+def check(result: dict[str, Any], rule: str) -> list[dict[str, Any]]:
+    return [c for c in result["checks"] if c["rule"] == rule]
+
+
+def test_a_campaign_without_accidents(tmp_path: Path):
+    """k1: 2 tokens per step at 0.62 of the rate; k2: 3 at 0.40; k3: 4 at 0.20. So +20 %, +17 %, -18 % on decode."""
+    result = result_of(tmp_path)
+    assert result["no_verdict"] == [] and result["void_arms"] == {} and result["void_boots"] == {}
+    assert verdicts(result) == {"k1-vs-off": {"WIN"}, "k2-vs-off": {"WIN"}, "k3-vs-off": {"LOSS"}}
+    family = [f for f in result["findings"] if f["family"] == "primary"]
+    assert len(family) == 6 and {f["metric"] for f in family} == {"aggregate_output_tok_s"}
+    k1 = next(
+        f
+        for f in result["findings"]
+        if (f["contrast"], f["metric"], f["concurrency"]) == ("k1-vs-off", "decode_only_tok_s", 1)
+    )
+    assert k1["effect"] == pytest.approx(0.24, abs=0.02) and k1["interval_95"][0] < 0.24 < k1["interval_95"][1]
+    steps = {s["arm"]: s for s in result["steps"] if (s["shape"], s["concurrency"]) == ("tool", 1)}
+    assert steps["k1"]["break_even"] == pytest.approx(1 / 0.62, rel=0.02) and steps["k1"]["acceptance_length"] == 2.0
+    assert steps["k3"]["break_even"] == pytest.approx(5.0, rel=0.02) and steps["k3"]["acceptance_length"] == 4.0
+    assert "k1-vs-off: better at tool c=1" in result["answer"] and "k3-vs-off: worse" in result["answer"]
+    assert {c["status"] for rule in ("GC1", "GC2", "GC3", "GC4", "PC1", "PC2") for c in check(result, rule)} == {"pass"}
+
+
+def test_nothing_but_noise_is_never_called_an_effect(tmp_path: Path):
+    """Off against off: three arms that draft nothing and change nothing."""
+    arms = {name: ({"max-num-seqs": i} if i else {}) for i, name in enumerate(("off", "a", "b", "c"))}
+    result = result_of(tmp_path, World(), arms=arms, studied_keys=["max-num-seqs"])
+    assert {v for found in verdicts(result).values() for v in found} <= {"EQUIVALENT", "CANNOT_RESOLVE"}
+
+
+def test_cannot_resolve_states_its_floor_and_is_never_called_no_effect(tmp_path: Path):
+    result = result_of(tmp_path, World(speed={"k1": 0.51, "k2": 0.34, "k3": 0.254}, wobble=8.0))
+    assert "CANNOT_RESOLVE" in verdicts(result)["k1-vs-off"]
+    found = next(f for f in result["findings"] if f["verdict"] == "CANNOT_RESOLVE")
+    assert found["floor"] > 0.02 and f"{found['floor']:.1%}" in found["reason"]
+    assert "not resolved" in result["answer"] and "no effect" not in json.dumps(result)
+
+
+# --- rules that void --------------------------------------------------------------------------------------------------
+
+
+def wrong_answers(slot: Any, info: dict[str, Any]) -> None:
+    if slot.arm == "k2":
+        info["canary_after"] = {"problems": ["canary.golden: differs"], "warnings": []}
+
+
+def no_drafts(slot: Any, key: Any, counters: dict[str, float]) -> None:
+    if slot.arm == "k2":
+        counters.update(drafts=0.0, draft_tokens=0.0)
+
+
+def out_of_memory(slot: Any) -> list[str]:
+    hit = slot.directory == "02_k2_1"
+    return ["OOM on device 0 while trying to allocate 488636416 bytes (free: 422117376)"] if hit else []
+
+
+def shared_cache(slot: Any, info: dict[str, Any]) -> None:
+    if slot.arm == "k2":
+        info["compile_cache"] = {"policy": "persist", "root": "/cache/k1"}
+
+
+def set_counter(name: str, value: float) -> Any:
+    def change(slot: Any, key: Any, counters: dict[str, float]) -> None:
+        if slot.arm == "k2" and slot.occurrence == 1:
+            counters[name] = counters.get(name, 0.0) + value
+
+    return change
+
+
+def break_first(**changes: Any) -> Any:
+    def change(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
+        hit = slot.arm == "k2" and slot.occurrence == 1
+        return [replace(requests[0], **changes), *requests[1:]] if hit else requests
+
+    return change
+
+
+def mute_chunks(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
+    if slot.arm != "k2":
+        return requests
+    return [replace(r, chunks=tuple((t, 1, kind) for t, _, kind in r.chunks)) for r in requests]
+
+
+def hot(slot: Any) -> list[str]:
+    mask = "0x0000000000000040" if slot.directory == "02_k2_1" else "0x0000000000000000"
+    return [f"{i},0,1000,2600,9000,60,,300,99,{mask},," for i in range(20)]
+
+
+def slow_clock(slot: Any) -> list[str]:
+    mhz = 2400 if slot.directory == "02_k2_1" else 2600
+    return [f"{i},0,1000,{mhz},9000,60,,300,99,0x0000000000000000,," for i in range(20)]
+
+
+ACCIDENTS = [
+    ("V4", "boot", World(counters=set_counter("generation_tokens", -1e6))),
+    ("V4", "boot", World(counters=set_counter("start", 77.0))),
+    ("V5", "boot", World(counters=set_counter("request_success", 1.0))),
+    ("V5", "boot", World(counters=set_counter("generation_tokens", 50.0))),
+    ("V8", "boot", World(requests=break_first(http_status=500, error="HTTP 500"))),
+    ("V8", "boot", World(requests=break_first(finish_reason=None))),
+    ("V9", "boot", World(counters=set_counter("prefix_cache_hits", 10.0))),
+    ("V10", "boot", World(telemetry=hot)),
+    ("V10", "boot", World(telemetry=slow_clock)),
+    ("V12", "boot", World(log=out_of_memory)),
+    ("V1", "arm", World(accepted={"k2": 0}, counters=no_drafts)),
+    ("V2", "arm", World(accepted={"k2": 0})),
+    ("V2", "arm", World(accepted={"k2": 1})),
+    ("V6", "arm", World(counters=set_counter("accepted_tokens", 40.0))),
+    ("V6", "arm", World(counters=set_counter("draft_tokens", 1000.0))),
+    ("V7", "arm", World(boot=wrong_answers)),
+    ("V11", "arm", World(counters=set_counter("num_preemptions", 1.0))),
+    ("V13", "arm", World(factor=lambda slot, key: 0.3 if slot.arm == "k2" and key[1] == 4 else 1.0)),
+    ("V15", "arm", World(requests=mute_chunks)),
+    ("V16", "arm", World(boot=shared_cache)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "scope", "world"), ACCIDENTS, ids=[f"{rule}-{i}" for i, (rule, _, _) in enumerate(ACCIDENTS)]
+)
+def test_what_disqualifies_k2_and_only_k2(tmp_path: Path, rule: str, scope: str, world: World):
+    result = result_of(tmp_path, replace(world, speed=SPEED))
+    reasons = result["void_boots"].get("02_k2_1", "") if scope == "boot" else result["void_arms"].get("k2", "")
+    assert f"{rule} " in reasons
+    assert verdicts(result)["k2-vs-off"] == {"VOID"}
+    assert set(result["void_arms"]) <= {"k2", *({"k1"} if rule == "V16" else set())}
+    if rule != "V16":
+        assert verdicts(result)["k1-vs-off"] == {"WIN"} and result["no_verdict"] == []
+
+
+def test_flat_acceptance_on_prose_is_a_corruption_unless_declared(tmp_path: Path):
+    changes = {"shapes": ["prose"], "primary": {"shapes": ["prose"], "concurrency": [1]}}
+    assert "V3" in result_of(tmp_path / "a", **changes)["void_arms"]["k2"]
+    bands = {arm: {"prose": k + 1.0} for arm, k in (("k1", 1), ("k2", 2), ("k3", 3))}
+    assert result_of(tmp_path / "b", bands=bands, **changes)["void_arms"] == {}
+
+
+def test_a_declared_band_decides(tmp_path: Path):
+    result = result_of(tmp_path, World(speed=SPEED, accepted={"k3": 2}), bands={"k3": {"count": 2.5}})
+    assert "k3" not in result["void_arms"]
+    result = result_of(tmp_path / "b", World(speed=SPEED, accepted={"k3": 2}), bands={"k3": {"count": 3.5}})
+    assert "V2" in result["void_arms"]["k3"]
+
+
+def test_preemptions_everywhere_are_flagged_only(tmp_path: Path):
+    world = World(speed=SPEED, counters=lambda slot, key, c: c.update(num_preemptions=c.get("num_preemptions", 0) + 1))
+    result = result_of(tmp_path, world)
+    assert result["void_arms"] == {} and {c["status"] for c in check(result, "V11")} == {"flag"}
+
+
+def test_a_control_that_drafts_is_no_control():
+    after = page({"drafts": 3.0, "draft_tokens": 3.0, "accepted_tokens": 0.0}, 1, 0)
+    counters = read_counters(parse(page({}, 1, 0)), parse(after))
+    boot = BootView("00_off_1", 0, Arm("off", {}), True, (Cell(0, "off", 0, "code", 1, "stream", 0, (), counters),))
+    definition = load_definition(WRITTEN, name="mtp", where="t")
+    assert the_control_does_not_speculate(boot, Context(definition)) == (Status.VOID, "3 drafts were made")
+
+
+def test_without_telemetry_clocks_are_not_checked_and_never_passed(tmp_path: Path):
+    assert {c["status"] for c in check(result_of(tmp_path), "V10")} == {"not checked"}
+
+
+def test_every_rule_of_the_table_was_seen_to_fire():
+    fired = {rule for rule, _, _ in ACCIDENTS} | {"V3", "V14"}
+    assert {rule.id for rule in BOOT_RULES} <= fired
+
+
+# --- global controls --------------------------------------------------------------------------------------------------
+
+
+GLOBAL = [
+    ("GC1", World(factor=lambda slot, key: 1.10 if slot.directory == "00_off_1" else 1.0)),
+    ("GC2", World(factor=lambda slot, key: 1 + 0.02 * slot.index)),
+    ("GC3", World(boot=lambda slot, info: info.update(client_sha256="d" * 64) if slot.index == 3 else None)),
+    ("GC3", World(boot=lambda slot, info: info.update(sampling={"temperature": 1.0}) if slot.index == 3 else None)),
+    ("GC3", World(boot=lambda slot, info: info.update(base_hash="other") if slot.index == 3 else None)),
+    (
+        "GC3",
+        World(requests=lambda slot, key, rs: [replace(r, prompt_sha256="x") for r in rs] if slot.index == 3 else rs),
+    ),
+    (
+        "GC4",
+        World(
+            boot=lambda slot, info: info.update(provenance={"kernel": "6.2", "gpus": []}) if slot.index == 3 else None
+        ),
+    ),
+    (
+        "PC1",
+        World(
+            requests=lambda slot, key, rs: (
+                [replace(rs[0], http_status=500, error="x"), *rs[1:]] if slot.index in (0, 4) else rs
+            )
+        ),
+    ),
+    ("PC2", World(planted_share=0.0)),
+    ("PC2", World(planted_share=3.0)),
+]
+
+
+@pytest.mark.parametrize(("rule", "world"), GLOBAL, ids=[f"{rule}-{i}" for i, (rule, _) in enumerate(GLOBAL)])
+def test_a_failed_global_control_takes_every_verdict(tmp_path: Path, rule: str, world: World):
+    result = result_of(tmp_path, replace(world, speed=SPEED))
+    assert any(text.startswith(rule) for text in result["no_verdict"])
+    assert {v for found in verdicts(result).values() for v in found} == {"NO_VERDICT"}
+    assert result["answer"].startswith("No verdict: ")
+
+
+def test_a_small_certain_drift_is_no_reason_to_refuse_a_verdict(tmp_path: Path):
+    world = World(speed=SPEED, wobble=0.05, factor=lambda slot, key: 1 + 0.001 * slot.index)
+    result = result_of(tmp_path, world)
+    assert result["no_verdict"] == [] and "+0.8%" in check(result, "GC2")[0]["detail"]
+
+
+# --- other parts ------------------------------------------------------------------------------------------------------
+
+
+def test_answers_of_different_length_are_named(tmp_path: Path):
+    result = result_of(tmp_path, World(speed=SPEED, tokens={"k2": 28}))
+    notes = {f["contrast"]: f["notes"] for f in result["findings"] if f["shape"] == "tool"}
+    assert notes["k1-vs-off"] == [] and "length_confounded" in notes["k2-vs-off"][0]
+
+
+def test_a_dense_lever_is_compared_with_what_formulas_predict(tmp_path: Path):
+    """Golden of the seed: 28.2 -> 36.0 tok/s without drafts, 53.7 -> 59.0 with acceptance length 6.4."""
+    spec = {"method": "dflash", "num_speculative_tokens": 6}
+    arms = {"off": {}, "off-l": {"quantization": "x"}, "k": {"speculative-config": spec}}
+    arms["k-l"] = {"speculative-config": spec, "quantization": "x"}
+    speed = {"off": 1.0, "off-l": 36.0 / 28.2, "k": 53.7 / 28.2 / 7, "k-l": 59.0 / 28.2 / 7}
+    result = result_of(
+        tmp_path,
+        World(speed=speed, steps_per_s=28.2),
+        arms=arms,
+        studied_keys=["speculative-config", "quantization"],
+        amortization={"off": "off", "off_lever": "off-l", "spec": "k", "spec_lever": "k-l"},
+    )
+    row = next(r for r in result["amortization"] if r["shape"] == "tool")
+    assert row["measured"] == pytest.approx(0.099, abs=0.02)
+    saving, step = 1000 / 28.2 - 1000 / 36.0, 1000 * 7 / 53.7
+    assert row["mechanistic"] == pytest.approx(saving / (step - saving), abs=0.01)
+    assert row["label"] in ("under", "consistent")
+
+
+def test_an_interaction_of_two_factors(tmp_path: Path):
+    """Two by two: does speculation gain more when the table is resident?"""
+    arms = {"off": {}, "off-r": {"engram": False}, "k2": {"speculative-config": MTP}}
+    arms["k2-r"] = {"speculative-config": MTP, "engram": False}
+    weights = {"k2-r": 1, "off-r": -1, "k2": -1, "off": 1}
+    result = result_of(
+        tmp_path,
+        World(speed={"off": 1.0, "off-r": 1.1, "k2": 0.4, "k2-r": 0.6}),
+        arms=arms,
+        studied_keys=["speculative-config", "engram"],
+        contrasts={"interaction": weights, "k2-vs-off": {"k2": 1, "off": -1}},
+    )
+    found = next(f for f in result["findings"] if f["contrast"] == "interaction" and f["metric"] == "decode_only_tok_s")
+    assert found["verdict"] == "WIN" and found["effect"] == pytest.approx(0.6 / 1.1 / 0.4 - 1, abs=0.03)
+
+
+def test_expert_reads_are_explained_when_the_model_is_known(tmp_path: Path):
+    facts = {"experts": 512, "active_experts": 10, "host_table": True}
+    sentences = result_of(tmp_path, model_facts=facts)["sentences"]
+    assert len(sentences) == 3 and "3.9 times the expert weights" in sentences[2]
+
+
+def test_the_analysis_is_a_function_of_the_raw_data(tmp_path: Path):
+    raw = make_raw(tmp_path / "c", World(speed=SPEED))
+    assert analyse(raw) == analyse(raw)
