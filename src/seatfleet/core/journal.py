@@ -28,8 +28,8 @@ _PROBLEM = re.compile(r": expected .+, seen ")
 _VALIDATION = re.compile(r"validation errors? for \w+$")
 # They say that something else failed.
 _CONSEQUENCE = re.compile(
-    r"^Failed to start |Engine core initialization failed|See root cause above|EngineDeadError|SystemExit|KeyboardInterrupt"
-    r"|CancelledError|WorkerProc initialization failed|WorkerProc failed to start|Executor failed"
+    r"^Failed to start |Engine core initialization failed|See root cause above|EngineDeadError|SystemExit"
+    r"|KeyboardInterrupt|CancelledError|WorkerProc initialization failed|WorkerProc failed to start|Executor failed"
 )
 
 
