@@ -13,6 +13,7 @@ from typing import Any
 
 from seatfleet.campaign.parity import ArmConfig, Deployment
 from seatfleet.campaign.seats import arm_manifest
+from seatfleet.clients.probe import SystemHost
 from seatfleet.core.manifest import Manifest
 
 MODEL = "fake"
@@ -41,22 +42,6 @@ class Behaviour:
     text: str = " tok{n}"
     tool_calls: tuple[tuple[str, str], ...] = ()
     api_key: str | None = None
-
-
-class FakeHost:
-    """A machine that runs no unit."""
-
-    def unit(self) -> None:
-        return None
-
-    def listeners(self, port: int) -> list[object]:
-        return []
-
-    def journal(self, state: object, pattern: str | None = None) -> list[str]:
-        return []
-
-    def has_gpu(self) -> bool:
-        return False
 
 
 LIVE = {"model": "/m", "served-model-name": [MODEL], "max-num-seqs": 8, "kv-cache-memory-bytes": 4 << 30}
@@ -96,8 +81,8 @@ class FakeSeat:
             replace(config, settings=settings), seat="s", host="h", unit=None, release="r", key_file=None, timeout_s=5
         )
 
-    def host(self) -> FakeHost:
-        return FakeHost()
+    def host(self) -> SystemHost:
+        return SystemHost(None)
 
     def log(self) -> list[str]:
         return list(self.lines)

@@ -93,7 +93,10 @@ def answer(definition: Definition, findings: Sequence[Finding], failed: Sequence
     for finding in findings:
         if finding.question.primary:
             by_contrast.setdefault(finding.question.contrast, []).append(finding)
-    parts = [f"{contrast}: {', '.join(_phrase(f) for f in found)}" for contrast, found in by_contrast.items()]
+    parts = [
+        f"{contrast.replace('-vs-', ' against ')}: {', '.join(_phrase(f) for f in found)}"
+        for contrast, found in by_contrast.items()
+    ]
     lead = "A screen decides nothing. " if definition.mode == "screen" else ""
     return lead + ("; ".join(parts) if parts else "Nothing was compared") + "."
 

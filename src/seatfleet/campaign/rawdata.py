@@ -7,6 +7,7 @@ Layout (units in the names)::
     <campaign id>/boots/<nn>_<arm>_<i>/  boot.json, cells/*, scrapes/*.prom.gz, telemetry.csv, log.txt.gz, SHA256SUMS
     <campaign id>/aborted/               boots that did not end, kept and never read by the analysis
     <campaign id>/SHA256SUMS             over everything above but ``aborted``; written when the last boot is done
+    <campaign id>/report/                what ``seatctl campaign report`` makes of it
 
 A boot is written in ``boots/.partial-<name>`` and renamed when complete: what has the right name is whole.
 """
@@ -32,6 +33,7 @@ from .schedule import Slot, number_slots
 FORMAT = 1
 LOCK = "campaign.lock.json"
 _SUMS = "SHA256SUMS"
+_APART = ("aborted", "report")
 
 
 class RawError(Exception):
@@ -395,14 +397,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _counted(path: Path) -> list[Path]:
-    """Return the files that sums cover: not the sums, not locks, not what was aborted."""
+    """Return the files that sums cover: not the sums, not locks, not what was aborted, not reports made from it."""
     skip = {_SUMS, ".running"}
     return sorted(
         file
         for file in path.rglob("*")
         if file.is_file()
         and file.name not in skip
-        and not any(part == "aborted" or part.startswith(".partial-") for part in file.relative_to(path).parts)
+        and not any(part in _APART or part.startswith(".partial-") for part in file.relative_to(path).parts)
     )
 
 
