@@ -60,6 +60,12 @@ options:
         description: Replace deployments of this alias that seatfleet did not make.
         type: bool
         default: false
+  in_file:
+    description:
+      - The proxy's config file serves the aliases (see M(seatfleet.fleet.litellm_config)); only what the database
+        still has of O(host) is deleted.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -124,6 +130,7 @@ def main() -> None:
         argument_spec={
             **CONNECTION,
             "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
+            "in_file": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -131,7 +138,7 @@ def main() -> None:
     wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
     undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
     with gateway_of(module, undone) as gateway:
-        result = sync.sync_aliases(gateway, wanted, host, check=module.check_mode)
+        result = sync.sync_aliases(gateway, wanted, host, in_file=module.params["in_file"], check=module.check_mode)
     module.exit_json(
         changed=result.changed,
         steps=[step.describe() for step in result.plan.steps],
