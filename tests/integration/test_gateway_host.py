@@ -30,7 +30,7 @@ def host(lab: Lab) -> Lab:
 
 def sql(lab: Lab, query: str, database: str = "litellm") -> list[str]:
     """Run a query as PostgreSQL's superuser on the host."""
-    argv = ("runuser", "-u", "postgres", "--", "psql", "-X", "-At", "-d", database)
+    argv = ("env", "-C", "/", "runuser", "-u", "postgres", "--", "psql", "-X", "-At", "-d", database)
     return lab.host("gw-1", *argv, stdin=query).output.split()
 
 
@@ -100,7 +100,7 @@ def test_a_missing_migration_is_applied_after_a_dump(host: Lab) -> None:
 def trial(host: Lab) -> Iterator[Lab]:
     """The host, without the database that the test makes."""
     yield host
-    host.host("gw-1", "runuser", "-u", "postgres", "--", "dropdb", "--if-exists", "trial")
+    sql(host, "DROP DATABASE IF EXISTS trial", "postgres")
 
 
 def test_migrations_stop_at_the_failing_one_and_go_on_from_there(trial: Lab) -> None:
