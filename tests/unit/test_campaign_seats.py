@@ -16,7 +16,7 @@ import yaml
 from seatfleet.campaign import host
 from seatfleet.campaign.definition import Arm
 from seatfleet.campaign.host import Calm, calm_down
-from seatfleet.campaign.parity import Refusal, derive_arm
+from seatfleet.campaign.parity import ArmConfig, Refusal, derive_arm
 from seatfleet.campaign.seats import LocalSeat, SeatFailed, engine_config, model_digest
 from seatfleet.campaign.systemd import SystemdSeat, arm_environment, arm_unit, campaign_unit
 from seatfleet.core.processes import Process, SeatState, UnitState
