@@ -58,6 +58,8 @@ class FakeSeat:
     identity: dict[str, Any] = field(default_factory=lambda: {"release": "1-abc"})
     starts: list[tuple[str, str]] = field(default_factory=list)
     restored: int = 0
+    cleared: int = 0
+    discarded: int = 0
     before_start: Callable[[str, int], None] = lambda arm, number: None
     lines: list[str] = field(default_factory=list)
     server: FakeVllm | None = None
@@ -92,9 +94,15 @@ class FakeSeat:
             self.server.__exit__()
         self.server = None
 
+    def clear(self) -> None:
+        self.cleared += 1
+
     def restore(self) -> None:
         self.stop()
         self.restored += 1
+
+    def discard(self) -> None:
+        self.discarded += 1
 
 
 @dataclass

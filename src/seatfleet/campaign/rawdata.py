@@ -245,6 +245,15 @@ class RawCampaign:
                 raise RawError(f"{self.path}: another process is measuring this campaign") from error
             yield
 
+    @property
+    def running(self) -> bool:
+        """Tell whether a process measures this campaign now."""
+        try:
+            with self.locked():
+                return False
+        except RawError:
+            return True
+
     # --- progress
 
     def manifest(self) -> dict[str, Any]:
@@ -276,6 +285,8 @@ class RawCampaign:
         The latter were renamed but not recorded: a crash between two writes. Measuring one boot again is cheaper than
         deciding whether it counts.
         """
+        if not self.exists:
+            return []
         known = set(self.progress().done)
         moved = []
         for path in sorted((self.path / "boots").iterdir()):
@@ -314,6 +325,7 @@ class RawCampaign:
             last = progress.done[-1] if progress.done else "none"
             raise RawError(f"only the last boot can be measured again: expected {last}, seen {name}")
         self._abort(self.path / "boots" / name, reason)
+        (self.path / _SUMS).unlink(missing_ok=True)
         progress = replace(progress, done=progress.done[:-1])
         self.save(progress)
         return progress

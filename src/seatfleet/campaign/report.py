@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .analysis import analyse
+from .analysis import TENFOLD, analyse
 from .plots import METRIC_NAMES, draw
 from .rawdata import RawCampaign, to_json, write_durably
 
@@ -96,13 +96,20 @@ def _number(value: object) -> bool:
 
 
 def percent(value: float | None) -> str:
-    """Return a relative effect as a signed percentage."""
-    return "" if value is None else f"{100 * value:+.1f} %"
+    """Return a relative effect as a signed percentage; beyond tenfold the digits mean nothing."""
+    if value is None:
+        return ""
+    return f"{100 * value:+.1f} %" if value <= TENFOLD else "over +1,000 %"
 
 
 def interval(pair: Sequence[float] | None) -> str:
     """Return an interval of relative effects."""
-    return "" if pair is None else f"{100 * pair[0]:+.1f} to {100 * pair[1]:+.1f} %"
+    return "" if pair is None else f"{percent(pair[0]).removesuffix(' %')} to {percent(pair[1])}"
+
+
+def unsigned(value: float | None) -> str:
+    """Return a size, such as a floor, as a percentage."""
+    return percent(value).replace("+", "")
 
 
 def plain(value: float | None, digits: int = 1) -> str:
@@ -142,8 +149,8 @@ def findings_table(report: Json, family: str) -> Table:
             f["verdict"],
             percent(f["effect"]),
             interval(f["interval_95"]),
-            percent(f["floor"]).lstrip("+"),
-            percent(f["mde80"]).lstrip("+"),
+            unsigned(f["floor"]),
+            unsigned(f["mde80"]),
             "" if f["p_adjusted"] is None else f"{f['p_adjusted']:.2g}",
             ", ".join(f"{n} {arm}" for arm, n in f["boots"].items()),
             "; ".join([*f["notes"], *([brief(f["reason"])] if f["verdict"] in ("VOID", "NO_VERDICT") else [])]),
@@ -210,6 +217,8 @@ def latency_table(report: Json) -> Table:
     head = ("arm", "cell", "requests", "first token p50 / p90 / p99, ms", "per token p50 / p90 / p99, ms")
 
     def three(found: Mapping[str, float | None]) -> str:
+        if found["p50"] is None:
+            return "n too small"
         return " / ".join("n too small" if found[p] is None else plain(found[p]) for p in ("p50", "p90", "p99"))
 
     rows = [
@@ -231,8 +240,8 @@ def components_table(report: Json) -> Table:
     rows = [
         (
             f"{row['shape']} c={row['concurrency']}",
-            percent(row["boot_sd"]).lstrip("+"),
-            percent(row["repetition_sd"]).lstrip("+"),
+            unsigned(row["boot_sd"]),
+            unsigned(row["repetition_sd"]),
             row["advice"],
             "" if row["repetitions"] is None else str(row["repetitions"]),
         )
@@ -307,7 +316,9 @@ def facts(report: Json) -> list[tuple[str, str]]:
     if campaign["gaps"]:
         gaps = ", ".join(f"{gap['gap_s']:.0f} s before boot {gap['before_slot'] + 1}" for gap in campaign["gaps"])
         found.append(("Pauses", f"{gaps}; an extra control boot and a term per block take them out"))
-    if campaign["design"]:
+    if campaign["mode"] == "screen":
+        found.append(("What this design can see", "a screen decides nothing: its floor is 11.0 times |off_A - off_B|"))
+    elif campaign["design"]:
         design = campaign["design"]
         found.append(
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -48,6 +49,9 @@ class SeatControl(Protocol):
     def live(self) -> Deployment:
         """Read the live deployment from the machine."""
 
+    def clear(self) -> None:
+        """Stop what an in-place campaign takes the place of, and wait until nothing is left of it."""
+
     def start(self, config: ArmConfig, cache: str) -> None:
         """Start one arm with its own cache root; ``cache`` names it."""
 
@@ -68,6 +72,9 @@ class SeatControl(Protocol):
 
     def restore(self) -> None:
         """Bring production back, whatever state the campaign left."""
+
+    def discard(self) -> None:
+        """Remove what a finished campaign needs no more."""
 
 
 def engine_config(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,9 +255,16 @@ class LocalSeat:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def clear(self) -> None:
+        """Do nothing: a local seat has no production."""
+
     def restore(self) -> None:
         """Stop what runs: a local seat has no production."""
         self.stop()
+
+    def discard(self) -> None:
+        """Remove the compile caches."""
+        shutil.rmtree(self.work / "caches", ignore_errors=True)
 
 
 def model_digest(path: Path) -> str:
