@@ -13,6 +13,7 @@ from typing import Any
 
 from seatfleet.campaign.parity import ArmConfig, Deployment
 from seatfleet.campaign.seats import arm_manifest
+from seatfleet.clients.probe import SystemHost
 from seatfleet.core.manifest import Manifest
 
 MODEL = "fake"
@@ -43,22 +44,6 @@ class Behaviour:
     api_key: str | None = None
 
 
-class FakeHost:
-    """A machine that runs no unit."""
-
-    def unit(self) -> None:
-        return None
-
-    def listeners(self, port: int) -> list[object]:
-        return []
-
-    def journal(self, state: object, pattern: str | None = None) -> list[str]:
-        return []
-
-    def has_gpu(self) -> bool:
-        return False
-
-
 LIVE = {"model": "/m", "served-model-name": [MODEL], "max-num-seqs": 8, "kv-cache-memory-bytes": 4 << 30}
 
 
@@ -73,6 +58,8 @@ class FakeSeat:
     identity: dict[str, Any] = field(default_factory=lambda: {"release": "1-abc"})
     starts: list[tuple[str, str]] = field(default_factory=list)
     restored: int = 0
+    cleared: int = 0
+    discarded: int = 0
     before_start: Callable[[str, int], None] = lambda arm, number: None
     lines: list[str] = field(default_factory=list)
     server: FakeVllm | None = None
@@ -96,8 +83,8 @@ class FakeSeat:
             replace(config, settings=settings), seat="s", host="h", unit=None, release="r", key_file=None, timeout_s=5
         )
 
-    def host(self) -> FakeHost:
-        return FakeHost()
+    def host(self) -> SystemHost:
+        return SystemHost(None)
 
     def log(self) -> list[str]:
         return list(self.lines)
@@ -107,9 +94,15 @@ class FakeSeat:
             self.server.__exit__()
         self.server = None
 
+    def clear(self) -> None:
+        self.cleared += 1
+
     def restore(self) -> None:
         self.stop()
         self.restored += 1
+
+    def discard(self) -> None:
+        self.discarded += 1
 
 
 @dataclass

@@ -57,7 +57,7 @@ def test_a_campaign_without_accidents(tmp_path: Path):
     steps = {s["arm"]: s for s in result["steps"] if (s["shape"], s["concurrency"]) == ("tool", 1)}
     assert steps["k1"]["break_even"] == pytest.approx(1 / 0.62, rel=0.02) and steps["k1"]["acceptance_length"] == 2.0
     assert steps["k3"]["break_even"] == pytest.approx(5.0, rel=0.02) and steps["k3"]["acceptance_length"] == 4.0
-    assert "k1-vs-off: better at tool c=1" in result["answer"] and "k3-vs-off: worse" in result["answer"]
+    assert "k1 against off: better at tool c=1" in result["answer"] and "k3 against off: worse" in result["answer"]
     assert {c["status"] for rule in ("GC1", "GC2", "GC3", "GC4", "PC1", "PC2") for c in check(result, rule)} == {"pass"}
 
 

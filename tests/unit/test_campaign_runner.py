@@ -62,7 +62,7 @@ def status(result: dict[str, Any], rule: str, subject: str | None = None) -> set
 
 
 def test_a_campaign_from_first_boot_to_analysis(tmp_path: Path):
-    """The only one with canary, repetitions and planted delay. Times of a busy machine prove nothing: none is asserted."""
+    """The one with canary, repetitions and planted delay. Times of a busy machine prove nothing: none is asserted."""
     runner = make(tmp_path, reps=2, planted_delay=0.5, mode="palindrome", answers=check_answers)
     runner.run()
     raw = runner.raw

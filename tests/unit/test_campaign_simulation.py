@@ -15,7 +15,7 @@ from seatfleet.campaign.schedule import boot_order
 from seatfleet.campaign.simulation import Scenario, campaigns, coverage, false_verdicts, seed_rule_rate, verdict_rates
 from seatfleet.campaign.verdicts import Verdict
 
-CAMPAIGNS = 1000
+CAMPAIGNS = 600
 
 
 def at_most(rate: float, n: int) -> float:

@@ -139,11 +139,16 @@ def test_variance_components_find_where_the_noise_is():
 
 
 def test_a_control_boot_unlike_the_others_is_found_and_a_quiet_campaign_is_left_alone():
-    quiet = boots(off=[0.0, 0.01, -0.01], k1=[0.1, 0.11], k2=[0.2, 0.19], k3=[0.3, 0.31])
-    assert min(stats.holm(stats.outlying_boots(quiet))) > 0.05
-    odd = boots(off=[0.3, 0.01, -0.01], k1=[0.1, 0.11], k2=[0.2, 0.19], k3=[0.3, 0.31])
-    assert min(stats.outlying_boots(odd)) == stats.outlying_boots(odd)[0] < 0.001
-    assert stats.outlying_boots(boots(off=[1.0] * 3, k1=[2.0] * 2)) == [1.0] * 3
+    def adjusted(off: list[float]) -> list[float]:
+        found = stats.outlying_boots(boots(off=off, k1=[0.1, 0.11], k2=[0.2, 0.19], k3=[0.3, 0.31]))
+        return stats.holm([distance.p for distance in found])
+
+    assert min(adjusted([0.0, 0.01, -0.01])) > 0.05
+    assert min(adjusted([0.3, 0.01, -0.01])) == adjusted([0.3, 0.01, -0.01])[0] < 0.001
+    odd = stats.outlying_boots(boots(off=[0.3, 0.0, 0.02], k1=[0.1, 0.11]))
+    assert odd[0].difference == pytest.approx(0.3 - 0.01)
+    assert [d.p for d in stats.outlying_boots(boots(off=[1.0] * 3, k1=[2.0] * 2))] == [1.0] * 3
+    assert len(stats.outlying_boots(boots(off=[1.0, 1.1, 1.2], k1=[2.0]))) == 3
     with pytest.raises(NotEstimable):
         stats.outlying_boots(boots(off=[1.0, 1.1], k1=[2.0]))
 

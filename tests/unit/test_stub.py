@@ -42,7 +42,8 @@ def test_every_request_gets_the_designed_answer_on_one_connection(
 
 
 def test_a_body_of_unknown_length_ends_the_connection(connection: http.client.HTTPConnection) -> None:
-    connection.request("POST", "/v1/chat/completions", iter([b"abc"]), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+    chunked = {"Transfer-Encoding": "chunked"}
+    connection.request("POST", "/v1/chat/completions", iter([b"abc"]), chunked, encode_chunked=True)
     answer = connection.getresponse()
     answer.read()
     assert (answer.status, answer.will_close) == (503, True)

@@ -18,6 +18,8 @@ from .rawdata import RawCampaign
 from .verdicts import LOWER_IS_BETTER, Finding, Verdict, decide
 
 SCHEMA = "seatfleet.campaign-report/1"
+#: A floor this high is written as such: its digits mean nothing.
+TENFOLD = 10.0
 
 
 def analyse(raw: RawCampaign) -> dict[str, Any]:
@@ -93,7 +95,10 @@ def answer(definition: Definition, findings: Sequence[Finding], failed: Sequence
     for finding in findings:
         if finding.question.primary:
             by_contrast.setdefault(finding.question.contrast, []).append(finding)
-    parts = [f"{contrast}: {', '.join(_phrase(f) for f in found)}" for contrast, found in by_contrast.items()]
+    parts = [
+        f"{contrast.replace('-vs-', ' against ')}: {', '.join(_phrase(f) for f in found)}"
+        for contrast, found in by_contrast.items()
+    ]
     lead = "A screen decides nothing. " if definition.mode == "screen" else ""
     return lead + ("; ".join(parts) if parts else "Nothing was compared") + "."
 
@@ -103,7 +108,8 @@ def _phrase(finding: Finding) -> str:
     if finding.verdict is Verdict.VOID:
         return f"void {place} ({finding.reason.partition(':')[2].strip().partition(':')[0] or finding.reason})"
     effect = f"{finding.effect:+.1%}"
-    floor = f"effects below {finding.floor:.1%} are invisible"
+    limit = f"{finding.floor:.1%}" if finding.floor is not None and finding.floor < TENFOLD else "1,000%"
+    floor = f"effects below {limit} are invisible"
     return {
         Verdict.WIN: f"better {place} ({effect})",
         Verdict.LOSS: f"worse {place} ({effect})",

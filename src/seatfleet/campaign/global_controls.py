@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from . import observe, parity, stats
-from .controls import BootView, Check, Status
+from .controls import ACCEPTANCE_RULES, BootView, Check, Status
 from .measured import STREAM_METRICS, CellKey, Measured, boots_of, repetitions
 from .stats import NotEstimable
 
@@ -29,21 +29,31 @@ def _primary_cells(measured: Measured) -> list[CellKey]:
 
 
 def null_control(measured: Measured) -> Check:
-    """GC1: no control boot is unlike the others in a primary cell (Holm over boots and cells)."""
+    """GC1: no control boot is unlike the others in a primary cell.
+
+    It fails when the distance is certain (Holm over boots and cells) and exceeds the margin that the campaign itself
+    calls irrelevant.
+    """
     title = "control boots agree with each other"
-    p_values: list[tuple[float, str]] = []
+    found: list[tuple[stats.Distance, str]] = []
     try:
         for key in _primary_cells(measured):
             boots = boots_of(measured, key, measured.definition.primary.metric)
             names = [boot.name for boot in measured.valid if boot.control]
-            p_values += [
-                (p, f"{name} in {_cell(key)}") for p, name in zip(stats.outlying_boots(boots), names, strict=True)
-            ]
+            distances = stats.outlying_boots(boots)
+            found += [(distance, f"{name} in {_cell(key)}") for distance, name in zip(distances, names, strict=True)]
     except (NotEstimable, ValueError) as error:
         return Check("GC1", title, "campaign", Status.NOT_CHECKED, str(error))
-    adjusted = stats.holm([p for p, _ in p_values])
-    odd = [f"{name} (p {p:.2g})" for p, (_, name) in zip(adjusted, p_values, strict=True) if p < 0.05]
-    return Check("GC1", title, "campaign", Status.FAIL if odd else Status.PASS, ", ".join(odd))
+    adjusted = stats.holm([distance.p for distance, _ in found])
+    margin = math.log1p(measured.definition.margin)
+    odd = [
+        f"{name}: {math.expm1(distance.difference):+.1%} from the others (p {p:.2g})"
+        for p, (distance, name) in zip(adjusted, found, strict=True)
+        if p < 0.05 and abs(distance.difference) > margin
+    ]
+    most = max((abs(distance.difference) for distance, _ in found), default=0.0)
+    detail = "; ".join(odd) or f"at most {math.expm1(most):.1%} apart"
+    return Check("GC1", title, "campaign", Status.FAIL if odd else Status.PASS, detail)
 
 
 def drift_control(measured: Measured) -> Check:
@@ -141,12 +151,19 @@ def _noise(measured: Measured) -> float:
 
 
 def broken_arm_controls(measured: Measured) -> list[Check]:
-    """PC3: arms that are broken on purpose were recognised as broken."""
+    """PC3: arms that are broken on purpose were recognised by their acceptance, not by some other accident."""
     checks = []
     for arm in measured.definition.positive_controls:
-        reason = measured.voids.arms.get(arm)
-        status = Status.PASS if reason else Status.FAIL
-        detail = f"void, as it must be: {reason}" if reason else "it was built to be void and was not recognised"
+        names = {boot.name for boot in measured.boots if boot.arm.id == arm}
+        found = [
+            check
+            for check in measured.voids.checks
+            if check.rule in ACCEPTANCE_RULES and check.status is Status.VOID and check.subject in names
+        ]
+        status = Status.PASS if found else Status.FAIL
+        detail = (
+            f"void, as it must be: {found[0].detail}" if found else "it was built to be void and was not recognised"
+        )
         checks.append(Check("PC3", "a broken drafter is recognised", arm, status, detail))
     return checks
 

@@ -7,6 +7,7 @@ Layout (units in the names)::
     <campaign id>/boots/<nn>_<arm>_<i>/  boot.json, cells/*, scrapes/*.prom.gz, telemetry.csv, log.txt.gz, SHA256SUMS
     <campaign id>/aborted/               boots that did not end, kept and never read by the analysis
     <campaign id>/SHA256SUMS             over everything above but ``aborted``; written when the last boot is done
+    <campaign id>/report/                what ``seatctl campaign report`` makes of it
 
 A boot is written in ``boots/.partial-<name>`` and renamed when complete: what has the right name is whole.
 """
@@ -32,6 +33,7 @@ from .schedule import Slot, number_slots
 FORMAT = 1
 LOCK = "campaign.lock.json"
 _SUMS = "SHA256SUMS"
+_APART = ("aborted", "report")
 
 
 class RawError(Exception):
@@ -243,6 +245,15 @@ class RawCampaign:
                 raise RawError(f"{self.path}: another process is measuring this campaign") from error
             yield
 
+    @property
+    def running(self) -> bool:
+        """Tell whether a process measures this campaign now."""
+        try:
+            with self.locked():
+                return False
+        except RawError:
+            return True
+
     # --- progress
 
     def manifest(self) -> dict[str, Any]:
@@ -274,6 +285,8 @@ class RawCampaign:
         The latter were renamed but not recorded: a crash between two writes. Measuring one boot again is cheaper than
         deciding whether it counts.
         """
+        if not self.exists:
+            return []
         known = set(self.progress().done)
         moved = []
         for path in sorted((self.path / "boots").iterdir()):
@@ -312,6 +325,7 @@ class RawCampaign:
             last = progress.done[-1] if progress.done else "none"
             raise RawError(f"only the last boot can be measured again: expected {last}, seen {name}")
         self._abort(self.path / "boots" / name, reason)
+        (self.path / _SUMS).unlink(missing_ok=True)
         progress = replace(progress, done=progress.done[:-1])
         self.save(progress)
         return progress
@@ -395,14 +409,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _counted(path: Path) -> list[Path]:
-    """Return the files that sums cover: not the sums, not locks, not what was aborted."""
+    """Return the files that sums cover: not the sums, not locks, not what was aborted, not reports made from it."""
     skip = {_SUMS, ".running"}
     return sorted(
         file
         for file in path.rglob("*")
         if file.is_file()
         and file.name not in skip
-        and not any(part == "aborted" or part.startswith(".partial-") for part in file.relative_to(path).parts)
+        and not any(part in _APART or part.startswith(".partial-") for part in file.relative_to(path).parts)
     )
 
 

@@ -23,13 +23,14 @@ import httpx
 from ..clients.probe import Host, Options, probe
 from ..clients.vllm import Limits, SeatClient, SeatError
 from ..core.manifest import Manifest
-from ..core.metrics import MetricsError, Page, boot_identity, parse
+from ..core.metrics import MetricsError, boot_identity
 from ..core.probe_report import EXIT_READY
 from . import host as machine
 from . import observe, parity
 from .canary import Answers, check_answers
 from .definition import Definition
 from .load import CellRun, LoadClient, Target
+from .pages import Pages
 from .parity import ArmConfig, Deployment, Refusal
 from .prompts import Prompt, Shape, make_shapes
 from .rawdata import BootWriter, RawCampaign, pack
@@ -39,13 +40,9 @@ from .telemetry import Sampler
 
 #: A pause longer than this, or a reboot, opens a new block.
 LONGEST_GAP_S = 6 * 3600.0
-#: The server books a request just after its answer; longer than this and it books somebody else's.
-SETTLE_S = 5.0
 #: A boot that fails is tried once more; twice in a row is no accident.
 ATTEMPTS = 2
 END_TO_END_PROMPTS = 5
-_RUNNING = "vllm:num_requests_running"
-_WAITING = "vllm:num_requests_waiting"
 
 
 class Interrupted(Exception):
@@ -55,7 +52,7 @@ class Interrupted(Exception):
 def client_sha256() -> str:
     """Return the hash of everything that sends, stamps and counts: two hashes are two harnesses (rule R1)."""
     package = resources.files(__package__)
-    names = ["load.py", "prompts.py", "runner.py"]
+    names = ["load.py", "pages.py", "prompts.py", "runner.py"]
     content = b"".join((package / name).read_bytes() for name in names)
     index = (package / "shapes" / "index.json").read_bytes()
     return hashlib.sha256(content + index).hexdigest()
@@ -87,6 +84,10 @@ class Runner:
         with self._locked():
             try:
                 self._measure_all()
+                self.control.discard()
+            except Interrupted as error:
+                self.raw.clear_partial(f"interrupted by {error}")
+                raise
             finally:
                 self.control.restore()
 
@@ -101,6 +102,11 @@ class Runner:
         manifest = self.raw.manifest()
         configs = self.configs(live, manifest["overrides"])
         self._refuse_changes(manifest, live, configs)
+        if self.raw.progress().next_slot is None:
+            self.raw.seal()
+            self.say(f"campaign {self.raw.path.name} was complete already")
+            return
+        self.control.clear()
         rest = machine.look(self.control.gpus)
         if self.definition.kv_pin is not None and "kv_pin_search" not in manifest:
             configs = self._search_pin(live, rest)
@@ -328,7 +334,7 @@ class _Boot:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-        self._pages.close()
+        self.pages.close()
         self.control.stop()
 
     def _start(self) -> None:
@@ -337,9 +343,7 @@ class _Boot:
         self.manifest: Manifest = self.control.manifest(self.config)
         parity.refuse_remote_client(self.manifest.base_url)
         self.client = SeatClient(self.manifest.base_url, self.control.api_key, Limits(request=600.0))
-        self._pages = httpx.Client(
-            base_url=self.manifest.base_url, headers=self.target.headers, timeout=10.0, trust_env=False, verify=False
-        )
+        self.pages = Pages(self.target)
         report = probe(
             self.manifest,
             self.client,
@@ -352,21 +356,10 @@ class _Boot:
         self.ready_s = round(time.monotonic() - began, 3)
         self.ready_lines = len(self.control.log())
         self.version = self.client.version()
-        page = self.page()
-        self.identity = boot_identity(page)
-        parity.refuse_busy(page.total_or(_RUNNING, 0.0), page.total_or(_WAITING, 0.0))
+        self.pages.refuse_busy()
+        self.identity = boot_identity(self.pages.page)
 
     # --- asking the seat
-
-    def scrape(self) -> str:
-        """Return ``/metrics`` verbatim."""
-        response = self._pages.get("/metrics")
-        response.raise_for_status()
-        return response.text
-
-    def page(self) -> Page:
-        """Return ``/metrics`` parsed."""
-        return parse(self.scrape())
 
     @property
     def target(self) -> Target:
@@ -379,7 +372,7 @@ class _Boot:
 
     def resolved(self) -> dict[str, Any]:
         """Return what the engine decided for itself."""
-        labels = next(iter(self.page().infos("vllm:cache_config_info")), {})
+        labels = next(iter(self.pages.read().infos("vllm:cache_config_info")), {})
         lengths = {card.id: card.max_model_len for card in self.client.models()}
         return {**observe.induced(labels), "max_model_len": lengths.get(self.manifest.model_id)}
 
@@ -441,8 +434,8 @@ class _Keeper:
 
     def __init__(self, boot: _Boot, writer: BootWriter) -> None:
         self.boot, self.writer = boot, writer
-        text = boot.scrape()
-        self._page, self._name = parse(text), writer.scrape(text)
+        boot.pages.read()
+        self._name = writer.scrape(boot.pages.text)
         self._order = 0
 
     def cell(
@@ -451,7 +444,8 @@ class _Keeper:
         """Run one cell and keep it."""
         before = self._name
         run = self.boot._cell(prompts, concurrency, **options)
-        self._settle(len(run.requests))
+        self.boot.pages.read_settled(len(run.requests))
+        self._name = self.writer.scrape(self.boot.pages.text)
         header = {
             "rep": rep,
             "shape": shape,
@@ -464,31 +458,3 @@ class _Keeper:
         self.writer.cell(run, header)
         self._order += 1
         return run
-
-    def _settle(self, requests: int) -> None:
-        """Read the page when the server has booked the cell's requests, or when it has had long enough."""
-        wanted = self._page.total_or(observe.SUCCESS, 0.0) + requests
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            text = self.boot.scrape()
-            page = parse(text)
-            booked = page.total_or(observe.SUCCESS, 0.0) >= wanted and not page.total_or(_RUNNING, 0.0)
-            if booked or time.monotonic() >= deadline:
-                break
-            time.sleep(0.05)
-        self._page, self._name = page, self.writer.scrape(text)
-
-
-def estimate_seconds(definition: Definition, ready_s: float, request_s: Mapping[str, float]) -> float:
-    """Return a rough duration of a campaign: boots, warm-up boots, repetitions. ``request_s`` is per shape."""
-    rep = sum(request_s.get(shape, 10.0) * definition.requests_of(shape, c) / c for shape, c in definition.cells())
-    warm = sum(request_s.get(shape, 10.0) for shape, _ in definition.cells())
-    boots = len(make_schedule(definition))
-    boot = definition.idle_s + ready_s + warm + definition.reps * rep
-    extra = len(definition.arms) * (definition.idle_s + ready_s + warm) if definition.warmup_boots else 0.0
-    return boots * boot + extra
-
-
-def campaign_directory(base: Path, definition: Definition, now: datetime) -> Path:
-    """Return the directory of a new campaign: sorts by time, says what it is about."""
-    return base / f"{now:%Y%m%d-%H%M}-{definition.seat}-{definition.name}"

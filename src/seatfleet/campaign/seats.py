@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,11 +17,11 @@ from typing import Any, Protocol
 
 import yaml
 
-from ..clients.probe import Host
+from ..clients.probe import Host, SystemHost
 from ..clients.systemd import UnitState
 from ..core.flow_yaml import dump_mapping
 from ..core.manifest import Manifest, Speculation
-from ..core.sockets import Owner, cgroup_of, listeners
+from ..core.sockets import cgroup_of
 from .parity import ArmConfig, Deployment, digest
 
 STOP_LIMIT_S = 60.0
@@ -48,6 +49,9 @@ class SeatControl(Protocol):
     def live(self) -> Deployment:
         """Read the live deployment from the machine."""
 
+    def clear(self) -> None:
+        """Stop what an in-place campaign takes the place of, and wait until nothing is left of it."""
+
     def start(self, config: ArmConfig, cache: str) -> None:
         """Start one arm with its own cache root; ``cache`` names it."""
 
@@ -68,6 +72,9 @@ class SeatControl(Protocol):
 
     def restore(self) -> None:
         """Bring production back, whatever state the campaign left."""
+
+    def discard(self) -> None:
+        """Remove what a finished campaign needs no more."""
 
 
 def engine_config(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,42 +122,33 @@ def _speculation(value: Mapping[str, Any] | None) -> Speculation | None:
 # --- a process of this user -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LocalHost:
+class LocalHost(SystemHost):
     """A local process in the words the probe asks about a unit."""
 
-    process: subprocess.Popen[bytes]
-    started_s: float
-    log_file: Path
+    def __init__(self, process: subprocess.Popen[bytes], started_s: float, log_file: Path) -> None:
+        super().__init__("the local server")
+        self._process, self._started_s, self._log_file = process, started_s, log_file
 
     def unit(self) -> UnitState:
         """Return the process as if it were a unit."""
-        code = self.process.poll()
+        code = self._process.poll()
         return UnitState(
             load="loaded",
             active="active" if code is None else "failed",
             sub="running" if code is None else "dead",
             result="success" if code in (None, 0) else "exit-code",
-            main_pid=self.process.pid,
+            main_pid=self._process.pid,
             restarts=0,
-            invocation=f"local-{self.process.pid}",
+            invocation=f"local-{self._process.pid}",
             cgroup=cgroup_of(os.getpid()),
             exit_status=code or 0,
-            started_s=self.started_s,
+            started_s=self._started_s,
         )
 
-    def listeners(self, port: int) -> list[Owner]:
-        """Return the processes that listen on a port."""
-        return listeners(port)
-
-    def has_gpu(self) -> bool:
-        """Tell whether the machine has a GPU."""
-        return shutil.which("nvidia-smi") is not None
-
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:
-        """Return the log of this start, optionally only lines that contain a pattern's first alternative."""
-        lines = read_lines(self.log_file)
-        return [line for line in lines if pattern is None or any(part in line for part in pattern.split("|"))]
+        """Return the log of this start, optionally only lines matching a pattern."""
+        lines = read_lines(self._log_file)
+        return [line for line in lines if pattern is None or re.search(pattern, line)]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -257,9 +255,16 @@ class LocalSeat:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def clear(self) -> None:
+        """Do nothing: a local seat has no production."""
+
     def restore(self) -> None:
         """Stop what runs: a local seat has no production."""
         self.stop()
+
+    def discard(self) -> None:
+        """Remove the compile caches."""
+        shutil.rmtree(self.work / "caches", ignore_errors=True)
 
 
 def model_digest(path: Path) -> str:

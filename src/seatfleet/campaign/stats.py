@@ -288,8 +288,16 @@ def smallest_permutation_p(control_boots: int, arm_boots: int) -> float:
 # --- controls on the boots themselves ---------------------------------------------------------------------------------
 
 
-def outlying_boots(boots: Sequence[Boot]) -> list[float]:
-    """Return, per control boot, the p-value of "unlike the others" (externally studentised, one pooled variance).
+@dataclass(frozen=True)
+class Distance:
+    """How far a control boot is from the other control boots (log scale), and the p-value of that."""
+
+    difference: float
+    p: float
+
+
+def outlying_boots(boots: Sequence[Boot]) -> list[Distance]:
+    """Return, per control boot, how unlike the others it is (externally studentised, one pooled variance).
 
     Against the control boots alone this could never fire: with three of them the internally studentised distance is at
     most 1.41, whatever happened.
@@ -298,20 +306,26 @@ def outlying_boots(boots: Sequence[Boot]) -> list[float]:
     from statsmodels.stats.outliers_influence import OLSInfluence
 
     counts = Counter(boot.arm for boot in boots)
-    repeated = [boot for boot in boots if counts[boot.arm] > 1 or boot.control]  # a single boot knows no noise
+    repeated = [boot for boot in boots if counts[boot.arm] > 1]  # a single boot has nothing to be compared with
+    if not any(boot.control for boot in repeated):
+        raise NotEstimable("no control arm was booted twice")
     design = _design(tuple(boot.arm for boot in repeated), tuple(boot.block for boot in repeated))
     freedom = round(float(design.residual.trace()))
     if freedom < 2:
         raise NotEstimable("too few repeated boots to call one of them unlike the others")
     values = np.array([boot.value for boot in repeated])
-    if not _squares(design.residual, values).any():
-        return [1.0 for boot in boots if boot.control]
-    distances = OLSInfluence(OLS(values, design.x).fit()).resid_studentized_external
-    return [
-        float(2 * stdtr(freedom - 1, -abs(distance)))
-        for distance, boot in zip(distances, repeated, strict=True)
-        if boot.control
-    ]
+    residuals = design.residual @ values
+    # a residual is measured from a mean that contains the boot itself
+    differences = residuals / np.maximum(1 - design.leverage, 1e-12)
+    if _squares(design.residual, values).any():
+        studentised = OLSInfluence(OLS(values, design.x).fit()).resid_studentized_external
+    else:
+        studentised = np.zeros(len(repeated))
+    found = {
+        id(boot): Distance(float(difference), float(2 * stdtr(freedom - 1, -abs(t))))
+        for difference, t, boot in zip(differences, studentised, repeated, strict=True)
+    }
+    return [found.get(id(boot), Distance(0.0, 1.0)) for boot in boots if boot.control]
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,19 @@ def latency_table(measured: Measured) -> list[Row]:
                     "n": len(waits),
                     "ttft_ms": observe.percentiles(waits),
                     "tpot_ms": observe.percentiles(per_token),
+                    "ttft_points": thinned(waits),
+                    "tpot_points": thinned(per_token),
                 }
             )
     return rows
+
+
+def thinned(values: list[float], points: int = 60) -> list[float]:
+    """Return the values in rising order, at most so many of them, evenly spread with both ends: for drawing."""
+    ordered = sorted(values)
+    if len(ordered) <= points:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (points - 1))] for i in range(points)]
 
 
 def component_table(measured: Measured) -> list[Row]:

@@ -38,6 +38,7 @@ from ..core.gateway_state import (
     closed_alias,
     plan_aliases,
     plan_close,
+    plan_removal,
 )
 from ..core.gateway_verdict import Cell, Verdict, judge
 from ..core.gateway_versions import version_problem
@@ -85,9 +86,17 @@ class AliasResult:
 
 
 def sync_aliases(
-    gateway: Gateway, wanted: Sequence[WantedAlias], host: str, *, spare: Collection[str] = (), check: bool = False
+    gateway: Gateway,
+    wanted: Sequence[WantedAlias],
+    host: str,
+    *,
+    spare: Collection[str] = (),
+    in_file: bool = False,
+    check: bool = False,
 ) -> AliasResult:
     """Make the gateway serve exactly these aliases for the seats of ``host``, but for those of the seats ``spare``.
+
+    With ``in_file`` the proxy's config file serves them, and only what the database still has of them is deleted.
 
     Raises:
         GatewayError: a problem of the plan (then nothing was changed), or a step that failed. A new deployment whose
@@ -95,7 +104,7 @@ def sync_aliases(
     """
     with gateway_lock(gateway.url):
         live = gateway.list_deployments()
-        plan = plan_aliases(live, wanted, host, spare)
+        plan = plan_removal(live, host) if in_file else plan_aliases(live, wanted, host, spare)
         if plan.problems:
             raise GatewayError("; ".join(plan.problems), kind="plan")
         result = _carry_out(gateway, plan, live, check)

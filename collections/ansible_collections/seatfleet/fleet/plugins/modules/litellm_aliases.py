@@ -68,6 +68,12 @@ options:
     type: list
     elements: str
     default: []
+  in_file:
+    description:
+      - The proxy's config file serves the aliases (see M(seatfleet.fleet.litellm_config)); only what the database
+        still has of O(host) is deleted.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -133,6 +139,7 @@ def main() -> None:
             **CONNECTION,
             "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
             "spare": {"type": "list", "elements": "str", "default": []},
+            "in_file": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -140,7 +147,14 @@ def main() -> None:
     wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
     undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
     with gateway_of(module, undone) as gateway:
-        result = sync.sync_aliases(gateway, wanted, host, spare=module.params["spare"], check=module.check_mode)
+        result = sync.sync_aliases(
+            gateway,
+            wanted,
+            host,
+            spare=module.params["spare"],
+            in_file=module.params["in_file"],
+            check=module.check_mode,
+        )
     module.exit_json(
         changed=result.changed,
         steps=[step.describe() for step in result.plan.steps],

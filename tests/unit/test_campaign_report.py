@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from campaign_raw import MTP, World, make_raw
+
+from seatfleet.campaign.rawdata import RawCampaign, RawError
+from seatfleet.campaign.report import Mismatch, brief, compare, verify, write_report
+
+SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}
+
+
+def telemetry(slot: object) -> list[str]:
+    return [f"{i},0,1000,2600,9000,60,,300,99,0x0000000000000000,120,20" for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RawCampaign:
+    from campaign_raw import WRITTEN
+
+    arms = {**WRITTEN["arms"], "bad": {"speculative-config": {**MTP, "model": "/<b>bad"}}}
+    world = World(speed={**SPEED, "bad": 0.4}, accepted={"bad": 0}, telemetry=telemetry)
+    facts = {"experts": 512, "active_experts": 10, "host_table": True}
+    raw = make_raw(
+        tmp_path_factory.mktemp("report") / "c", world, arms=arms, positive_controls=["bad"], reps=2, model_facts=facts,
+        question="Is MTP <faster> & better?",
+    )  # fmt: skip
+    write_report(raw, raw.path / "report")
+    return raw
+
+
+@pytest.fixture
+def raw(finished: RawCampaign, tmp_path: Path) -> RawCampaign:
+    import shutil
+
+    shutil.copytree(finished.path, tmp_path / "c")
+    return RawCampaign(tmp_path / "c")
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(raw: RawCampaign) -> _Page:
+    parsed = _Page()
+    parsed.feed((raw.path / "report/report.html").read_text())
+    assert parsed.open == []
+    return parsed
+
+
+def test_the_page_needs_nothing_else(finished: RawCampaign):
+    parsed = page(finished)
+    sources = [attrs.get("src") or "" for tag, attrs in parsed.tags if tag == "img"]
+    assert len(sources) == 10 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert {tag for tag, _ in parsed.tags} & {"script", "link", "iframe"} == set()
+    for source in sources:
+        svg = base64.b64decode(source.partition(",")[2]).decode()
+        ET.fromstring(svg)
+        assert not re.search(r'(href|src)="(?!#)', svg)
+
+
+def test_the_answer_comes_first_and_every_number_has_its_floor(finished: RawCampaign):
+    parsed = page(finished)
+    text = re.sub(r"\s+", " ", parsed.text)
+    answer = text.index("k1 against off: better at tool c=1")
+    assert answer < text.index("What was decided") < text.index("What was compared") < text.index("Provenance")
+    for words in (
+        "CANNOT_RESOLVE is not equality",
+        "floor",
+        "breaks even at",
+        "3.9 times the expert weights",
+        "--verify",
+    ):
+        assert words in text
+    assert "Is MTP <faster> & better?" in text and "bad (broken on purpose)" in text
+
+
+def test_markdown_says_the_same(finished: RawCampaign):
+    text = (finished.path / "report/report.md").read_text()
+    assert text.startswith("# mtp on flash-next: Is MTP <faster> & better?")
+    assert "| k1-vs-off | output tokens/s, all streams | tool c=1 | WIN |" in text
+    assert text.index("## What was decided") < text.index("## Exploratory")
+    assert all(line.count("|") == lines[0].count("|") for lines in _tables(text) for line in lines)
+
+
+def _tables(text: str) -> list[list[str]]:
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return [[line.replace("\\|", "") for line in block] for block in blocks if block[0].startswith("|")]
+
+
+def test_a_report_is_verified_against_its_raw_data(finished: RawCampaign):
+    verify(finished, finished.path / "report")
+
+
+def tamper_number(raw: RawCampaign) -> None:
+    path = raw.path / "report/report.json"
+    report = json.loads(path.read_text())
+    report["findings"][0]["effect"] += 0.001
+    path.write_text(json.dumps(report))
+
+
+def tamper_markdown(raw: RawCampaign) -> None:
+    path = raw.path / "report/report.md"
+    path.write_text(path.read_text().replace("WIN", "LOSS", 1))
+
+
+def tamper_html(raw: RawCampaign) -> None:
+    path = raw.path / "report/report.html"
+    path.write_text(
+        path.read_text().replace('name="report-json-sha256" content="', 'name="report-json-sha256" content="0')
+    )
+
+
+def tamper_raw(raw: RawCampaign) -> None:
+    (raw.path / "boots/00_off_1/boot.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("tamper", "error", "message"),
+    [
+        (tamper_number, Mismatch, r"findings\[0\].effect: .* stored, .* computed"),
+        (tamper_markdown, Mismatch, "report.md does not follow"),
+        (tamper_html, Mismatch, "report.html was made from another"),
+        (tamper_raw, RawError, "boot.json was changed"),
+        (lambda raw: (raw.path / "report/report.json").unlink(), Mismatch, "No such file"),
+        (lambda raw: (raw.path / "report/report.json").write_text("{"), Mismatch, "report"),
+    ],
+)
+def test_a_changed_report_or_changed_raw_data_is_found(
+    raw: RawCampaign, tamper: object, error: type[Exception], message: str
+):
+    tamper(raw)
+    with pytest.raises(error, match=message):
+        verify(raw, raw.path / "report")
+
+
+@pytest.mark.parametrize(
+    ("stored", "fresh", "differences"),
+    [
+        ({"a": 1.0}, {"a": 1.0 + 1e-12}, []),
+        ({"a": 1.0}, {"a": 1.0001}, ["a: 1.0 stored, 1.0001 computed"]),
+        ({"a": 1}, {"a": True}, ["a: 1 stored, True computed"]),
+        ({"a": 1}, {"b": 1}, [".a is in one of them only", ".b is in one of them only"]),
+        ([1, 2], [1], [": 2 entries stored, 1 computed"]),
+        ({"a": [None]}, {"a": [0]}, ["a[0]: None stored, 0 computed"]),
+    ],
+)
+def test_reports_are_compared_place_by_place(stored: object, fresh: object, differences: list[str]):
+    assert list(compare(stored, fresh)) == differences
+
+
+def test_the_same_raw_data_gives_the_same_files(raw: RawCampaign):
+    before = {p.name: p.read_bytes() for p in (raw.path / "report").iterdir()}
+    write_report(raw, raw.path / "report")
+    assert {p.name: p.read_bytes() for p in (raw.path / "report").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("reason", "short"),
+    [
+        (None, ""),
+        ("V2 counting: AL 1.00. Likely: the head is not loaded", "V2 counting: AL 1.00"),
+        ("V2 a; V3 b", "V2 a"),
+        ("x" * 200, "x" * 169 + "…"),
+    ],
+)
+def test_reasons_are_shortened_in_tables(reason: str | None, short: str):
+    assert brief(reason) == short
+
+
+def test_a_campaign_with_nothing_valid_still_has_a_report(tmp_path: Path):
+    broken = make_raw(tmp_path / "c", World(accepted={"k1": 0, "k2": 0, "k3": 0}))
+    report = write_report(broken, tmp_path / "out")
+    assert {f["verdict"] for f in report["findings"]} == {"VOID"}
+    assert (tmp_path / "out/report.html").exists() and "void at tool c=1" in report["answer"]
