@@ -220,10 +220,10 @@ def test_an_arms_unit_is_the_production_unit_elsewhere(name: str):
     assert kept <= set(text.splitlines())
     changed = set(production.partition("[Install]")[0].splitlines()) ^ set(text.splitlines())
     assert {line.partition("=")[0] for line in changed if line} == {
-        *("Description", "Conflicts", "EnvironmentFile", "ExecStartPre", "ExecStart", "Restart"),
+        *("Description", "Conflicts", "OnFailure", "EnvironmentFile", "ExecStartPre", "ExecStart", "Restart"),
         *("CacheDirectory", "WorkingDirectory"),
     }
-    assert "Conflicts" not in arm_unit(production, real, Path("/x"), exclusive=False)
+    assert f"Conflicts=vllm-seat-{real}" not in arm_unit(production, real, Path("/x"), exclusive=False)
 
 
 def test_a_unit_that_is_not_understood_is_refused():
