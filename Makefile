@@ -24,8 +24,8 @@ help: ## This list
 $(VENV)/.done: $(LOCK) pyproject.toml
 	@echo "== tooling into $(VENV) (ansible-core, molecule, linters; 1-2 minutes)"
 	$(PYTHON) -m venv --clear $(VENV)
-	PIP_CONSTRAINT=/dev/null $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	PIP_CONSTRAINT=/dev/null $(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 .PHONY: setup

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import yaml
+
 from seatfleet.core import patches, unified_diff
 
 PARTS = ("vllm", "vllm-0.23.0.dist-info")

@@ -3,7 +3,8 @@
 
 GET  /v1/models   the served names, as vLLM lists them
 GET  /seen        bodies of all completions so far, with the SHA-256 of the bearer token
-POST /v1/...      one fixed token; 401 for another API key and 404 for an unknown model name, worded like vLLM
+POST /v1/...      one fixed token; 401 for another API key and 404 for an unknown model name, worded like vLLM.
+                  With "stream": true as many tokens as "max_tokens" says, one every half second
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -67,10 +69,33 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}})
             return
         self.server.seen.append({"token": hashlib.sha256(self._token().encode()).hexdigest(), "body": body})
+        if body.get("stream"):
+            self._stream({"id": "stub", "created": 1, "model": model}, int(body.get("max_tokens") or 1))
+            return
         choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "length"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         answer = {"id": "stub", "created": 1, "object": "chat.completion", "model": model}
         self._send(200, {**answer, "choices": [choice], "usage": usage})
+
+
+    def _stream(self, base: dict[str, Any], tokens: int) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        base = {**base, "object": "chat.completion.chunk"}
+        for number in range(tokens):
+            delta = {"role": "assistant", "content": f"t{number} "}
+            self._event(json.dumps({**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
+            time.sleep(0.5)
+        self._event(json.dumps({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
+        self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, text: str) -> None:
+        data = f"data: {text}\n\n".encode()
+        self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
+        self.wfile.flush()
 
 
 def main() -> None:

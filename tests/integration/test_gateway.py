@@ -438,6 +438,33 @@ def test_a_restart_between_calls_loses_nothing(registered: Fleet, proxy: Proxy) 
     assert registered.proven() == {registered.key: (True, "ok"), "(control)": (True, "refused")}
 
 
+def test_a_running_stream_outlives_a_restart(registered: Fleet, proxy: Proxy) -> None:
+    lines: list[str] = []
+
+    def read() -> None:
+        body = {
+            "model": registered.alias,
+            "max_tokens": 12,
+            "stream": True,
+            "messages": [{"role": "user", "content": "x"}],
+        }
+        headers = {"authorization": f"Bearer {registered.value}"}
+        url = f"{proxy.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
+            lines.extend(line for line in response.iter_lines() if line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    end = time.monotonic() + 30
+    while not lines and time.monotonic() < end:
+        time.sleep(0.1)
+    subprocess.run(proxy.restart, check=True, capture_output=True)
+    reader.join(timeout=60)
+    proxy.wait()
+    assert sum("content" in line for line in lines) == 12
+    assert lines[-1] == "data: [DONE]"
+
+
 def test_a_poke_with_the_opposite_setting_poisons_nothing(registered: Fleet, proxy: Proxy) -> None:
     thinking = {"chat_template_kwargs": {"enable_thinking": False}}
     registered.register(registered.want(**thinking))

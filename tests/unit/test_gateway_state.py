@@ -15,6 +15,7 @@ from seatfleet.core.gateway_state import (
     differences,
     grant_entries,
     plan_aliases,
+    plan_removal,
     secret_digest,
     secret_matches,
 )
@@ -163,6 +164,22 @@ def test_a_foreign_deployment_behind_our_alias_is_a_problem(present: list[LiveDe
 
 def test_config_file_deployments_cannot_be_adopted() -> None:
     assert plan_aliases([foreign(db=False)], [replace(WANT, adopt=True)], "fv-ml1").problems
+
+
+IN_FILE = {"db_model": False}
+
+
+@pytest.mark.parametrize("wanted", [[WANT], []])
+def test_our_block_in_a_config_file_is_no_business_of_the_database(wanted: list[WantedAlias]) -> None:
+    plan = plan_aliases([live(info=IN_FILE)], wanted, "fv-ml1")
+    assert plan.steps == ()
+    assert "seat_alias_backend: config" in plan.problems[0]
+
+
+def test_leaving_a_host_to_the_config_file_removes_its_database_entries_only() -> None:
+    present = [live(), live(revision=2, info=IN_FILE), live(MOVED), foreign()]
+    assert steps(plan_removal(present, "fv-ml1")) == [("delete", ID, ())]
+    assert plan_removal(present, "fv-ml1").dropped == ()
 
 
 def test_dropped_aliases_are_those_nobody_serves_any_more() -> None:

@@ -17,19 +17,19 @@ PROJECT = Path(__file__).resolve().parents[2]
 RTX = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 # nvidia-smi lists by its own index; CUDA_DEVICE_ORDER=PCI_BUS_ID goes by address.
 FOUR = f"""\
-GPU-cccccccc-0000-0000-0000-000000000000, 00000000:C1:00.0, {RTX}, 97887, 580.95.05
-GPU-aaaaaaaa-0000-0000-0000-000000000000, 00000000:01:00.0, {RTX}, 97887, 580.95.05
-GPU-dddddddd-0000-0000-0000-000000000000, 00000001:01:00.0, {RTX}, 97887, 580.95.05
-GPU-bbbbbbbb-0000-0000-0000-000000000000, 00000000:41:00.0, {RTX}, 97887, 580.95.05
+GPU-2ccccccc-0000-0000-0000-000000000000, 00000000:C1:00.0, {RTX}, 97887, 580.95.05
+GPU-4aaaaaaa-0000-0000-0000-000000000000, 00000000:01:00.0, {RTX}, 97887, 580.95.05
+GPU-1ddddddd-0000-0000-0000-000000000000, 00000001:01:00.0, {RTX}, 97887, 580.95.05
+GPU-3bbbbbbb-0000-0000-0000-000000000000, 00000000:41:00.0, {RTX}, 97887, 580.95.05
 """
 GB10 = "GPU-eeeeeeee-0000-0000-0000-000000000000, 0000000F:01:00.0, NVIDIA GB10, [N/A], 580.95.05\n"
 
 
 def test_cards_are_in_pci_order() -> None:
     cards = parse_query(FOUR)
-    assert [card.uuid[4:12] for card in cards] == ["aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"]
+    assert [card.uuid[4:12] for card in cards] == ["4aaaaaaa", "3bbbbbbb", "2ccccccc", "1ddddddd"]
     assert cards[0] == Gpu(
-        "GPU-aaaaaaaa-0000-0000-0000-000000000000", "00000000:01:00.0", RTX, 97887 * MIB, "580.95.05"
+        "GPU-4aaaaaaa-0000-0000-0000-000000000000", "00000000:01:00.0", RTX, 97887 * MIB, "580.95.05"
     )
 
 

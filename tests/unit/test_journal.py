@@ -78,8 +78,16 @@ def test_recorded_journals(name: str, cause: str) -> None:
             ],
             "the GPU fell off the bus",
         ),
-        # the message of seatctl patch verify in ExecStartPre
-        (["seatctl: error: vllm/a.py: expected sha256 1, seen 2"], "seatctl: error: vllm/a.py"),
+        # seatctl patch verify in ExecStartPre
+        (
+            [
+                "1 problem, nothing was changed:",
+                "  /opt/vllm/a.py: vllm-0.33.0: expected patched sha256 1, seen 2",
+                "Failed to start vllm-seat-a.service - vLLM seat a.",
+            ],
+            "/opt/vllm/a.py: vllm-0.33.0: expected patched sha256 1, seen 2",
+        ),
+        (["Failed to start vllm-seat-a.service - vLLM seat a."], "Failed to start vllm-seat-a.service"),
     ],
 )
 def test_lines(lines: list[str], cause: str | None) -> None:

@@ -126,3 +126,22 @@ def test_everything_missing_is_told_at_once(
     (tmp_path / "release/release.json").touch()
     monkeypatch.setattr(module, "SERVICE_USER", "root")
     assert machine.missing(manifest) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "missing"),
+    [
+        ("assert sys.argv[1:3] == ['patch', 'verify']", []),
+        ("sys.exit('a.py: expected sha256 1, seen 2')", ["patched files of release: a.py: expected sha256 1, seen 2"]),
+    ],
+)
+def test_patched_files_are_verified_before_the_stop(
+    machine: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, missing: list[str]
+) -> None:
+    toolbox(tmp_path, monkeypatch, body)
+    monkeypatch.setattr(module, "SERVICE_USER", "root")
+    release = tmp_path / "release"
+    release.mkdir()
+    (release / "release.json").touch()
+    manifest = {"release_id": "x", "release_path": str(release), "model_id": "m", "model_path": str(tmp_path)}
+    assert machine.missing(manifest) == missing

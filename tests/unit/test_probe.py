@@ -18,7 +18,8 @@ from seatfleet.core.manifest import Manifest, Speculation
 from seatfleet.core.probe_report import Report
 from seatfleet.core.sockets import Owner
 
-LIMITS = Limits(connect=0.5, get=0.5, token=0.3, request=2.0)
+# Far above what a healthy stub needs on a loaded machine; a hung one costs its test this much.
+LIMITS = Limits(connect=2.0, get=2.0, token=1.5, request=8.0)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def run(
     manifest: Manifest | None = None,
     options: Options | None = None,
 ) -> Report:
-    chosen = options or Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3)
+    chosen = options or Options(ready_timeout_s=4.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3)
     wanted = manifest or manifest_for(stub)
     with SeatClient(wanted.base_url, key, LIMITS) as client:
         return probe(wanted, client, host, chosen, level)

@@ -98,6 +98,8 @@ def test_a_bad_generation_gives_the_old_one_back(machine: FakeMachine, behaviour
     assert outcome.failure is not None
     assert outcome.failure.startswith(f"{cause}. Generation {OLD.name} is back and READY after")
     assert (outcome.returned_to, outcome.generation, outcome.changed) == (OLD.name, OLD.name, True)
+    # a process that ends is noticed at once, and not when the probe's own time is over
+    assert machine.clock < 10 or behaviour == SILENT
     # the rollback target of before is still there
     assert links(machine) == (OLD.name, THIRD.name)
     assert machine.calls[-4:] == ["stop", "install", f"start {OLD.name}", f"probe {OLD.name}"]
@@ -139,6 +141,13 @@ def test_a_busy_seat_is_left_serving_and_proven_later(machine: FakeMachine) -> N
     proven = deploy(machine, NEW)
     assert (proven.action, proven.failure, proven.changed) == (Action.VERIFY, None, True)
     assert generations.is_good(machine.paths, NEW.name)
+
+
+def test_nothing_comes_back_that_was_never_proven(machine: FakeMachine) -> None:
+    machine.behaviour = {OLD.name: BUSY, NEW.name: BAD}
+    deploy(machine, OLD)
+    outcome = deploy(machine, NEW)
+    assert (outcome.returned_to, outcome.generation, machine.enabled) == (None, None, False)
 
 
 def test_a_returning_generation_may_be_busy(machine: FakeMachine) -> None:
@@ -222,6 +231,7 @@ def runs(process: Process | None, **unit: str) -> Any:
         (runs(None, sub="auto-restart"), "the unit is activating (auto-restart)"),
         (runs(None, sub="failed", result="oom-kill"), "the unit is failed (oom-kill"),
         (runs(None, sub="dead"), "the unit is inactive"),
+        (runs(RUNNING, sub="stop-sigterm"), "the unit is inactive (stop-sigterm)"),
         (runs(altered(RUNNING, VLLM_CPU_OMP_THREADS_BIND="7")), "another environment: VLLM_CPU_OMP_THREADS_BIND"),
         (runs(altered(RUNNING, VLLM_USE_V2="1")), "another environment: VLLM_USE_V2"),
         (runs(altered(RUNNING, VLLM_API_KEY="x")), "the API key of the seat has changed"),

@@ -29,7 +29,7 @@ from ..core.gateway_keys import (
     plan_keys,
     wanted_for,
 )
-from ..core.gateway_state import MANAGED_BY, AliasPlan, Step, WantedAlias, plan_aliases
+from ..core.gateway_state import MANAGED_BY, AliasPlan, Step, WantedAlias, plan_aliases, plan_removal
 from ..core.gateway_verdict import Cell, Verdict, judge
 from ..core.gateway_versions import version_problem
 from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
@@ -74,8 +74,12 @@ class AliasResult:
         return bool(self.plan.steps)
 
 
-def sync_aliases(gateway: Gateway, wanted: Sequence[WantedAlias], host: str, *, check: bool = False) -> AliasResult:
+def sync_aliases(
+    gateway: Gateway, wanted: Sequence[WantedAlias], host: str, *, in_file: bool = False, check: bool = False
+) -> AliasResult:
     """Make the gateway serve exactly these aliases for the seats of ``host``.
+
+    With ``in_file`` the proxy's config file serves them, and only what the database still has of them is deleted.
 
     Raises:
         GatewayError: a problem of the plan (then nothing was changed), or a step that failed. A new deployment whose
@@ -83,7 +87,7 @@ def sync_aliases(gateway: Gateway, wanted: Sequence[WantedAlias], host: str, *, 
     """
     with gateway_lock(gateway.url):
         live = gateway.list_deployments()
-        plan = plan_aliases(live, wanted, host)
+        plan = plan_removal(live, host) if in_file else plan_aliases(live, wanted, host)
         if plan.problems:
             raise GatewayError("; ".join(plan.problems), kind="plan")
         shown = {step.id for step in plan.steps} | {old for step in plan.steps for old in step.retire}

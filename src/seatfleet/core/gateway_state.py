@@ -261,6 +261,14 @@ class AliasPlan:
     dropped: tuple[str, ...] = ()
 
 
+def plan_removal(live: Sequence[LiveDeployment], host: str) -> AliasPlan:
+    """Return the steps that leave the seats of ``host`` to the proxy's config file: our database entries go."""
+    old = [item for item in live if item.managed and item.host == host and item.in_database]
+    steps = tuple(Step("delete", item.alias, item.id, "the config file serves this host's aliases") for item in old)
+    left = {item.alias for item in live if item not in old}
+    return AliasPlan(steps, dropped=tuple(sorted({item.alias for item in old} - left)))
+
+
 def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], host: str) -> AliasPlan:
     """Return the steps that make the gateway serve exactly ``wanted`` for the seats of ``host``.
 
@@ -274,8 +282,7 @@ def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], 
     handled: set[str] = set()
     for want in sorted(wanted, key=lambda item: item.alias):
         same = [item for item in live if item.alias == want.alias]
-        foreign = [item for item in same if not item.managed]
-        blocking = [item for item in foreign if not (want.adopt and item.in_database)]
+        blocking = [item for item in same if not item.in_database or not (item.managed or want.adopt)]
         if blocking:
             problems += [_foreign_problem(want, item) for item in blocking]
             handled |= {item.id for item in same}
@@ -294,7 +301,7 @@ def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], 
     for item in live:
         if item.managed and item.host == host and item.id not in handled:
             if not item.in_database:
-                problems.append(f"deployment {item.id} is no longer declared, but stands in the proxy's config file")
+                problems.append(f"deployment {item.id} is not declared any more, but {_IN_FILE}")
                 continue
             steps.append(Step("delete", item.alias, item.id, f"no seat on {host} declares alias {item.alias}"))
     gone = {step.id for step in steps if step.kind == "delete"} | {old for step in steps for old in step.retire}
@@ -344,7 +351,15 @@ def _left_over(want: WantedAlias, item: LiveDeployment) -> str:
     return "left behind by an interrupted replacement"
 
 
+_IN_FILE = (
+    "stands in our block of the proxy's config file, which the database cannot change: empty that block and restart the"
+    " proxy, or go on with seat_alias_backend: config"
+)
+
+
 def _foreign_problem(want: WantedAlias, item: LiveDeployment) -> str:
+    if item.managed:
+        return f"alias {want.alias} (seat {want.seat} on {want.host}): deployment {item.id} {_IN_FILE}"
     place = "the proxy's database" if item.in_database else "the proxy's config file"
     remedy = (
         "delete it there, or write `adopt: true` at the alias to have it replaced"

@@ -22,12 +22,14 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|In
 _ARGPARSE = re.compile(r"^(?:\S+ )*\S*: error: ")
 # What systemd says when the process never came to be.
 _SYSTEMD = re.compile(r"^(?:\S+\.service: )?Failed (?:at step|to) ")
+# A problem as seatctl prints it (core.problems), for example of a patched file.
+_PROBLEM = re.compile(r": expected .+, seen ")
 # pydantic names the field and what is wrong with it on the two lines that follow.
 _VALIDATION = re.compile(r"validation errors? for \w+$")
 # They say that something else failed.
 _CONSEQUENCE = re.compile(
-    r"Engine core initialization failed|See root cause above|EngineDeadError|SystemExit|KeyboardInterrupt"
-    r"|CancelledError|WorkerProc initialization failed|WorkerProc failed to start|Executor failed"
+    r"^Failed to start |Engine core initialization failed|See root cause above|EngineDeadError|SystemExit"
+    r"|KeyboardInterrupt|CancelledError|WorkerProc initialization failed|WorkerProc failed to start|Executor failed"
 )
 
 
@@ -42,7 +44,7 @@ def first_cause(lines: Iterable[str]) -> str | None:
     rest = iter(lines)
     for line in rest:
         text, level = _strip(line)
-        if _EXCEPTION.match(text) or _ARGPARSE.match(text) or _SYSTEMD.match(text):
+        if _EXCEPTION.match(text) or _ARGPARSE.match(text) or _SYSTEMD.match(text) or _PROBLEM.search(text):
             if _VALIDATION.search(text):
                 text = " ".join([text, *(_strip(detail)[0] for detail in islice(rest, 2))])
             if not _CONSEQUENCE.search(text):

@@ -10,6 +10,7 @@ import difflib
 import ipaddress
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -62,21 +63,21 @@ class Findings:
         return INVALID
 
 
-class Kind:
+class Kind(ABC):
     """Base of all kinds."""
 
     @property
+    @abstractmethod
     def expected(self) -> str:
         """What a message says was expected."""
-        raise NotImplementedError
 
+    @abstractmethod
     def convert(self, value: object, at: Path, findings: Findings) -> Checked:
         """Return the checked value, or report and return :data:`INVALID`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of this kind."""
-        raise NotImplementedError
 
     def read(self, value: object, at: Path, findings: Findings) -> Checked:
         """Convert a value unless Ansible has yet to evaluate it, or its owner has yet to fill it in."""

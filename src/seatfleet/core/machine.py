@@ -105,6 +105,8 @@ class LocalMachine:
                 found.append(f"{what} {manifest[f'{what}_id']} is not there ({path})")
         if not Path(TOOLBOX, "bin/seatctl").exists():
             found.append(f"the toolbox is not installed ({TOOLBOX})")
+        elif not found:
+            found += _patch_problems(release)
         try:
             pwd.getpwnam(SERVICE_USER)
         except KeyError:
@@ -173,6 +175,15 @@ class ToolboxProbe:
         code = self._process.returncode
         message = str(evidence.get("cause") or "") or errors
         return ProbeResult(code == EXIT_READY and bool(evidence), evidence, message, busy=code == EXIT_BUSY)
+
+
+def _patch_problems(release: Path) -> list[str]:
+    """Return what the unit would refuse to start with; found before the stop, while the old process still serves."""
+    command = [f"{TOOLBOX}/bin/seatctl", "patch", "verify", str(release)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+    if done.returncode == 0:
+        return []
+    return [f"patched files of {release.name}: {done.stderr.strip() or done.stdout.strip()}"]
 
 
 def _content(handle: IO[bytes]) -> str:

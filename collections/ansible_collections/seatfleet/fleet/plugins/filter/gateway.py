@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import gateway_state, gateway_versions
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import (
+    gateway_sampling,
+    gateway_state,
+    gateway_versions,
+)
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets, load_seat
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import Seat
@@ -49,6 +53,22 @@ def gateway_seats(
     ]
 
 
+def gateway_sampling_notes(
+    seats: Mapping[str, Any],
+    host: str,
+    checkpoints: Mapping[str, Mapping[str, Any]],
+    presets: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return a sentence for each sampling parameter in which an alias and its seat's checkpoint differ."""
+    return [
+        note
+        for seat in _load(seats, host, presets)
+        if seat.name in checkpoints
+        for alias in seat.aliases
+        for note in gateway_sampling.sampling_notes(alias.name, alias.sampling, checkpoints[seat.name])
+    ]
+
+
 class FilterModule:
     """Filters about the gateway."""
 
@@ -56,6 +76,7 @@ class FilterModule:
         return {
             "gateway_aliases": gateway_aliases,
             "gateway_grants": gateway_grants,
+            "gateway_sampling_notes": gateway_sampling_notes,
             "gateway_seats": gateway_seats,
             "gateway_version_problem": gateway_versions.version_problem,
         }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
 
 try:
     from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients import gateway_sync as sync
@@ -25,10 +26,45 @@ CONNECTION: dict[str, dict[str, Any]] = {
     "host": {"type": "str", "required": True},
 }
 
+ALIAS: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "seat": {"type": "str", "required": True},
+    "api_base": {"type": "str", "required": True},
+    "api_key": {"type": "str", "required": True, "no_log": True},
+    "served_model": {"type": "str"},
+    "sampling": {"type": "dict", "default": {}},
+    "chat_template_kwargs": {"type": "dict"},
+    "limits": {"type": "dict", "default": {}},
+    "access_groups": {"type": "list", "elements": "str", "default": []},
+    "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
+    "adopt": {"type": "bool", "default": False},
+}
+
+
+def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
+    """Return one entry of the option in its typed form."""
+    return WantedAlias(
+        alias=entry["name"],
+        host=host,
+        seat=entry["seat"],
+        api_base=entry["api_base"],
+        api_key=entry["api_key"],
+        keys=tuple(entry["keys"]),
+        sampling=entry["sampling"],
+        chat_template_kwargs=entry["chat_template_kwargs"],
+        access_groups=tuple(entry["access_groups"]),
+        limits=entry["limits"],
+        served_model=entry["served_model"],
+        adopt=entry["adopt"],
+    )
+
 
 @contextmanager
 def gateway_of(module: AnsibleModule, left_undone: Iterable[str]) -> Iterator[Any]:
-    """Yield a :class:`Gateway`; a gateway that is down ends the module with the list of what was left undone."""
+    """Yield a :class:`Gateway`; a gateway that is down ends the module with the list of what was left undone.
+
+    In check mode that is no failure: the gateway may be one that the same run would bring up first.
+    """
     if HTTPX_ERROR is not None:
         module.fail_json(msg=missing_required_lib("httpx"), exception=HTTPX_ERROR)
     params: Mapping[str, Any] = module.params
@@ -39,6 +75,9 @@ def gateway_of(module: AnsibleModule, left_undone: Iterable[str]) -> Iterator[An
         ) as gateway:
             yield gateway
     except sync.GatewayDownError as error:
+        if module.check_mode:
+            module.warn(f"{error}: taken for a gateway that has nothing of {params['host']} yet")
+            module.exit_json(changed=bool(undone), steps=undone, ids={}, dropped=[], not_registered=undone)
         listing = "".join(f"\n  {line}" for line in undone)
         module.fail_json(
             msg=f"{error}. Not done:{listing}\nThe seats of {params['host']} keep running; run the play again when the"

@@ -60,6 +60,12 @@ options:
         description: Replace deployments of this alias that seatfleet did not make.
         type: bool
         default: false
+  in_file:
+    description:
+      - The proxy's config file serves the aliases (see M(seatfleet.fleet.litellm_config)); only what the database
+        still has of O(host) is deleted.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -107,48 +113,15 @@ not_registered:
   returned: when the gateway is down
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    ALIAS,
     CONNECTION,
     diff_text,
     gateway_of,
     sync,
+    wanted_alias,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
-
-ALIAS: dict[str, dict[str, Any]] = {
-    "name": {"type": "str", "required": True},
-    "seat": {"type": "str", "required": True},
-    "api_base": {"type": "str", "required": True},
-    "api_key": {"type": "str", "required": True, "no_log": True},
-    "served_model": {"type": "str"},
-    "sampling": {"type": "dict", "default": {}},
-    "chat_template_kwargs": {"type": "dict"},
-    "limits": {"type": "dict", "default": {}},
-    "access_groups": {"type": "list", "elements": "str", "default": []},
-    "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
-    "adopt": {"type": "bool", "default": False},
-}
-
-
-def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
-    """Return one entry of the option in its typed form."""
-    return WantedAlias(
-        alias=entry["name"],
-        host=host,
-        seat=entry["seat"],
-        api_base=entry["api_base"],
-        api_key=entry["api_key"],
-        keys=tuple(entry["keys"]),
-        sampling=entry["sampling"],
-        chat_template_kwargs=entry["chat_template_kwargs"],
-        access_groups=tuple(entry["access_groups"]),
-        limits=entry["limits"],
-        served_model=entry["served_model"],
-        adopt=entry["adopt"],
-    )
 
 
 def main() -> None:
@@ -157,6 +130,7 @@ def main() -> None:
         argument_spec={
             **CONNECTION,
             "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
+            "in_file": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -164,7 +138,7 @@ def main() -> None:
     wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
     undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
     with gateway_of(module, undone) as gateway:
-        result = sync.sync_aliases(gateway, wanted, host, check=module.check_mode)
+        result = sync.sync_aliases(gateway, wanted, host, in_file=module.params["in_file"], check=module.check_mode)
     module.exit_json(
         changed=result.changed,
         steps=[step.describe() for step in result.plan.steps],

@@ -43,33 +43,10 @@ waited_s:
   returned: success
 """
 
-import json
 import time
-import urllib.error
-import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
-
-PAUSE_S = 1.0
-LOG_LINES = 15
-
-
-def state(module: AnsibleModule, unit: str) -> tuple[str, str]:
-    """Return the unit's state and how often systemd has restarted it by itself."""
-    _, out, _ = module.run_command(["systemctl", "show", unit, "--property=ActiveState,NRestarts"])
-    fields = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
-    return fields.get("ActiveState", "unknown"), fields.get("NRestarts", "0")
-
-
-def answer(port: int) -> str:
-    """Return ``ready``, or what the proxy says instead."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}/health/readiness", timeout=10) as response:
-            database = json.load(response).get("db")
-    except (urllib.error.URLError, OSError, ValueError, AttributeError) as error:
-        return f"no answer ({error})"
-    return "ready" if database == "connected" else f"database: {database}"
+from ansible_collections.seatfleet.fleet.plugins.module_utils.litellm_service import Service
 
 
 def main() -> None:
@@ -86,15 +63,9 @@ def main() -> None:
         module.exit_json(changed=False)
     unit, port, limit = (module.params[name] for name in ("unit", "port", "timeout_s"))
     begin = time.monotonic()
-    _, restarts = state(module, unit)
-    while (seen := answer(port)) != "ready":
-        active, now = state(module, unit)
-        waited = time.monotonic() - begin
-        if active not in ("active", "activating") or now != restarts or waited > limit:
-            _, log, _ = module.run_command(["journalctl", "-u", unit, "-n", str(LOG_LINES), "-o", "cat", "--no-pager"])
-            what = f"{unit} is {active}, restarted {now} times" if waited <= limit else f"not ready in {limit:.0f} s"
-            module.fail_json(msg=f"the proxy on port {port} is not ready: {what}; {seen}. Its last words:\n{log}")
-        time.sleep(PAUSE_S)
+    problem = Service(module, unit, port).wait(limit)
+    if problem is not None:
+        module.fail_json(msg=f"the proxy on port {port} is not ready: {problem}")
     module.exit_json(changed=False, waited_s=round(time.monotonic() - begin, 1))
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: seat_names
-short_description: Model names that the running seats of a host answer to
+short_description: Model names that the running seats of a host answer to, and the sampling of their checkpoints
 description:
   - Asks each seat on the loopback address for its model list. A seat that does not answer is left
     out, which is no error.
+  - Reads C(generation_config.json) of the model that the seat's current generation names.
 options:
   seats:
     description: The seats to ask.
@@ -50,14 +51,21 @@ names:
   description: Seat to the names, in the order of the seat; the model's own name is the first.
   type: dict
   returned: always
+sampling:
+  description: Seat to the sampling parameters that its checkpoint declares; seats without such a file are left out.
+  type: dict
+  returned: always
 """
 
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_sampling import declared_sampling
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
 
 SEAT: dict[str, dict[str, Any]] = {
     "name": {"type": "str", "required": True},
@@ -77,6 +85,16 @@ def model_names(port: int, key: str, timeout_s: float) -> list[str]:
         return []
 
 
+def checkpoint_sampling(seat: str) -> dict[str, Any] | None:
+    """Return what the checkpoint of a seat's current generation declares; None when there is nothing to read."""
+    try:
+        manifest = json.loads((SeatPaths(seat).current / "manifest.json").read_text(encoding="utf-8"))
+        config = Path(manifest["model_path"]) / "generation_config.json"
+        return declared_sampling(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -88,7 +106,12 @@ def main() -> None:
     )
     params = module.params
     found = {seat["name"]: model_names(seat["port"], seat["api_key"], params["timeout_s"]) for seat in params["seats"]}
-    module.exit_json(changed=False, names={seat: names for seat, names in found.items() if names})
+    declared = {seat["name"]: checkpoint_sampling(seat["name"]) for seat in params["seats"]}
+    module.exit_json(
+        changed=False,
+        names={seat: names for seat, names in found.items() if names},
+        sampling={seat: sampling for seat, sampling in declared.items() if sampling is not None},
+    )
 
 
 if __name__ == "__main__":

@@ -105,11 +105,14 @@ def main() -> None:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
     except GenerationError as error:
         module.fail_json(msg=str(error))
+    left = unmanaged([seat.seat for seat in staged])
+    if left:
+        module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
     headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
     module.exit_json(
         changed=any(seat.changed for seat in staged),
         seats=[{"seat": seat.seat, "generation": seat.generation, "created": seat.created} for seat in staged],
-        unmanaged=unmanaged([seat.seat for seat in staged]),
+        unmanaged=left,
         diff=[
             {"before_header": header, "after_header": header, "before": seat.before, "after": seat.after}
             for header, seat in zip(headers, staged, strict=True)
