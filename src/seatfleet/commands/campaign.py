@@ -167,7 +167,7 @@ def _plan(args: argparse.Namespace) -> int:
     definition, _ = _read_definition(args.definition, args.name)
     live = LocalSeat(args.local, args.local.parent).live() if args.local else None
     plan = make_plan(definition, live, ready_s=args.ready, request_s=args.request)
-    print(json.dumps(plan, indent=1) if args.json else plan_text(plan))
+    print(json.dumps({**plan, "text": plan_text(plan).splitlines()}, indent=1) if args.json else plan_text(plan))
     return 0
 
 
