@@ -77,7 +77,6 @@ class Handler(BaseHTTPRequestHandler):
         answer = {"id": "stub", "created": 1, "object": "chat.completion", "model": model}
         self._send(200, {**answer, "choices": [choice], "usage": usage})
 
-
     def _stream(self, base: dict[str, Any], tokens: int) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

@@ -47,7 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     plan = verbs.add_parser("plan", help="check a definition and say what it takes")
     _definition_arguments(plan)
-    plan.add_argument("--local", type=Path, metavar="FILE", help="live deployment of a local seat: show each arm's changes")
+    plan.add_argument(
+        "--local", type=Path, metavar="FILE", help="live deployment of a local seat: show each arm's changes"
+    )
     plan.add_argument("--ready", type=float, default=120.0, metavar="S", help="seconds to READY (default: 120)")
     plan.add_argument("--request", type=float, default=10.0, metavar="S", help="seconds per request (default: 10)")
     plan.add_argument("--json", action="store_true", help="print as JSON")
@@ -58,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _definition_arguments(run_)
     which = run_.add_mutually_exclusive_group(required=True)
     which.add_argument("--seat", help="seat of this host, run by systemd (as root)")
-    which.add_argument("--local", type=Path, metavar="FILE", help="YAML with executable, config and env: a local process")
+    which.add_argument(
+        "--local", type=Path, metavar="FILE", help="YAML with executable, config and env: a local process"
+    )
     run_.add_argument("--work", type=Path, metavar="DIR", help="for --local: logs and caches (default: RAW.work)")
 
     status = verbs.add_parser("status", help="how far a campaign is")
@@ -83,7 +87,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     restore = verbs.add_parser("restore", help="bring the production seat back")
     restore.add_argument("--seat", required=True)
-    restore.add_argument("--shadow", action="store_true", help="the campaign ran beside production, which never stopped")
+    restore.add_argument(
+        "--shadow", action="store_true", help="the campaign ran beside production, which never stopped"
+    )
 
     bench = verbs.add_parser("bench", help="one quick look at a running seat: no verdict")
     bench.add_argument("--base-url", required=True, metavar="URL", help="the seat on this host, http://127.0.0.1:PORT")
