@@ -40,6 +40,8 @@ class FakeMachine:
     calls: list[str] = field(default_factory=list)
     clock: float = 0.0
     locked: bool = False
+    # What the seat says on each look at its running requests, the last for ever; empty: it says nothing.
+    requests: list[int] = field(default_factory=list)
     on_probe: list[str] = field(default_factory=list)
 
     def unit_state(self, unit: str) -> UnitState:
@@ -65,7 +67,19 @@ class FakeMachine:
         ours = [Owner(pid, "vllm", unit.control_group) for pid in pids]
         return SeatState(unit, self.process, pids, (*ours, *self.strangers))
 
+    def running_requests(self, base_url: str) -> int | None:
+        if base_url != "http://127.0.0.1:8022":  # of a seat whose manifests are gone
+            assert base_url == "http://127.0.0.1:9"
+            return None
+        if not self.requests or self.process is None:
+            return None
+        return self.requests.pop(0) if len(self.requests) > 1 else self.requests[0]
+
     def stop(self, unit: str, timeout_s: float) -> None:
+        if unit != self.paths.unit.name:
+            assert unit.startswith(("seatfleet-stub@", "seatfleet-probe@"))
+            self.strangers = [owner for owner in self.strangers if not owner.cgroup.endswith(unit)]
+            return
         self._note("stop")
         assert timeout_s > 0
         self.sub = "dead"
@@ -85,6 +99,9 @@ class FakeMachine:
     def disable(self, unit: str) -> None:
         self._note("disable")
         self.enabled = False
+
+    def forget(self, unit: str) -> None:
+        self.sub = "dead"
 
     def start(self, unit: str) -> None:
         name = self.current

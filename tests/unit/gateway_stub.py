@@ -38,6 +38,8 @@ class GatewayStub:
         self.hooks: list[Hook] = []
         # Deployment ids whose seat does not answer.
         self.dead: set[str] = set()
+        # Deployments with this api_base lead to the stub of a closed alias.
+        self.closed_url = ""
         server.expect_request(_any()).respond_with_handler(self._handle)
 
     def key(self, value: str, alias: str, models: list[str], **more: Any) -> str:
@@ -89,6 +91,8 @@ class GatewayStub:
         identifier = found[-1]["model_info"]["id"]
         if identifier in self.dead:
             return error(500, "internal_server_error", "Cannot connect to host REDACTED:8022")
+        if found[-1]["litellm_params"].get("api_base") == self.closed_url:
+            return error(503, "internal_server_error", 'Hosted_vllmException - {"error": {"type": "seat_draining"}}')
         headers = {"x-litellm-model-id": identifier, "x-litellm-version": "1.106.12"}
         return reply({"choices": []}, **headers)
 

@@ -221,8 +221,11 @@ def test_an_arms_unit_is_the_production_unit_elsewhere(name: str):
     changed = set(production.partition("[Install]")[0].splitlines()) ^ set(text.splitlines())
     assert {line.partition("=")[0] for line in changed if line} == {
         *("Description", "Conflicts", "EnvironmentFile", "ExecStartPre", "ExecStart", "Restart"),
-        *("CacheDirectory", "WorkingDirectory"),
+        *("CacheDirectory", "WorkingDirectory", *(["OnFailure"] if "OnFailure" in production else [])),
     }
+    assert "OnFailure" not in arm_unit(
+        production.replace("[Unit]", "[Unit]\nOnFailure=x"), real, Path("/x"), exclusive=True
+    )
     assert "Conflicts" not in arm_unit(production, real, Path("/x"), exclusive=False)
 
 

@@ -18,7 +18,7 @@ from werkzeug import Response
 from seatfleet.clients import gateway_sync
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
 from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
-from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, prove, sync_aliases, sync_keys
+from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway_keys import GRANTS_FIELD, WantedKey, key_hash
 from seatfleet.core.gateway_state import WantedAlias
 
@@ -155,6 +155,87 @@ def test_problems_stop_before_the_first_change(stub: GatewayStub, gateway: Gatew
     with pytest.raises(GatewayError, match="theirs"):
         sync_aliases(gateway, [want(), want(alias="gen-small")], "fv-ml1")
     assert list(stub.deployments) == ["theirs"]
+
+
+STUB_URL = "http://10.0.0.11:8009/v1"
+CLOSED_ID = "closed-fv-ml1-flash-next-gen-large"
+
+
+def seat_key(host: str, seat: str) -> str:
+    return f"sk-seat-of-{host}-{seat}"
+
+
+def test_closing_leads_to_the_stub_first_and_opening_gives_the_first_id_back(
+    stub: GatewayStub, gateway: Gateway
+) -> None:
+    stub.closed_url = STUB_URL
+    sync_aliases(gateway, [want()], "fv-ml1")
+    stub.requests.clear()
+    assert close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+    assert [line for line in stub.requests if line != "GET /model/info"] == [
+        "POST /model/new",
+        "POST /v1/chat/completions",
+        "POST /model/delete",
+    ]
+    assert list(stub.deployments) == [CLOSED_ID]
+    params = stub.deployments[CLOSED_ID]["litellm_params"]
+    assert (params["api_base"], params["api_key"]) == (STUB_URL, "none")
+    assert [params[name] for name in ("num_retries", "max_retries", "cooldown_time")] == [0, 0, 0]
+    assert not close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+
+    opened = sync_aliases(gateway, [want()], "fv-ml1")
+    assert [step.why for step in opened.plan.steps] == ["opened again: its seat serves"]
+    assert list(stub.deployments) == [ID]
+    assert not sync_aliases(gateway, [want()], "fv-ml1").changed
+
+
+def test_a_declared_fallback_answers_instead_of_the_stub(stub: GatewayStub, gateway: Gateway) -> None:
+    other = want(alias="gen-mid", seat="other", api_base="http://10.0.0.12:8030/v1", served_model="mid")
+    sync_aliases(gateway, [want(), other], "fv-ml1")
+    close_aliases(gateway, [want(fallback="gen-mid")], STUB_URL, seat_key)
+    params = stub.deployments[CLOSED_ID]["litellm_params"]
+    assert (params["api_base"], params["model"]) == ("http://10.0.0.12:8030/v1", "hosted_vllm/mid")
+    assert params["api_key"] == "sk-seat-of-fv-ml1-other"
+    assert params["temperature"] == 1.0
+    assert gateway.complete("gen-large").deployment == CLOSED_ID
+
+
+def test_a_stub_that_does_not_answer_leaves_the_alias_with_its_seat(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    stub.dead.add(CLOSED_ID)
+    with pytest.raises(GatewayError, match="taken back"):
+        close_aliases(gateway, [want()], STUB_URL, seat_key)
+    assert list(stub.deployments) == [ID]
+
+
+def test_an_alias_that_is_not_registered_yet_is_not_closed(stub: GatewayStub, gateway: Gateway) -> None:
+    assert not close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+    assert stub.deployments == {}
+
+
+def test_a_seat_that_is_down_keeps_its_closed_alias(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.closed_url = STUB_URL
+    sync_aliases(gateway, [want()], "fv-ml1")
+    close_aliases(gateway, [want()], STUB_URL, seat_key)
+    second = want(alias="gen-mid", seat="other", api_base="http://10.0.0.11:8030/v1")
+    sync_aliases(gateway, [want(), second], "fv-ml1", spare=["flash-next"])
+    assert list(stub.deployments) == [CLOSED_ID, "seat-fv-ml1-other-gen-mid"]
+
+
+def test_a_removed_alias_that_still_answers_is_an_error(
+    stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_sync, "SPREAD_S", 0.0)
+    sync_aliases(gateway, [want()], "fv-ml1")
+
+    def wildcard(_: GatewayStub, path: str, __: dict[str, Any]) -> Response | None:
+        return Response("{}", 200) if path.endswith("/chat/completions") else None
+
+    stub.hooks.append(wildcard)
+    with pytest.raises(GatewayError, match="gen-large was removed and is still answered"):
+        sync_aliases(gateway, [], "fv-ml1")
+    stub.hooks.clear()
+    assert sync_aliases(gateway, [], "fv-ml1").plan.steps == ()
 
 
 def test_no_result_shows_the_seats_secret(stub: GatewayStub, gateway: Gateway) -> None:

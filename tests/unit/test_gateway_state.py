@@ -12,9 +12,11 @@ from seatfleet.core.gateway_state import (
     LiveDeployment,
     WantedAlias,
     alias_entries,
+    closed_alias,
     differences,
     grant_entries,
     plan_aliases,
+    plan_close,
     plan_removal,
     secret_digest,
     secret_matches,
@@ -226,3 +228,57 @@ def test_absent_seats_have_neither_aliases_nor_grants() -> None:
     assert grant_entries([seat(Alias("gen-large", ("infra-ops",)))]) == [
         {"name": "gen-large", "seat": "flash-next", "keys": ["infra-ops"], "access_groups": []}
     ]
+
+
+# --- closing ---
+
+STUB_URL = "http://10.0.0.11:8009/v1"
+MID = replace(WANT, alias="gen-mid", seat="other", host="spark-1", api_base="http://10.0.0.12:8030/v1")
+CLOSED = closed_alias(WANT, [], STUB_URL, lambda host, seat: "unused")
+
+
+@pytest.mark.parametrize(
+    ("there", "api_base"),
+    [
+        ([], STUB_URL),
+        ([live(MID)], MID.api_base),
+        ([live(replace(MID, alias="gen-other"))], STUB_URL),
+        ([live(MID, info={"blocked": True})], STUB_URL),
+        ([live(closed_alias(MID, [], STUB_URL, lambda host, seat: ""))], STUB_URL),
+        ([foreign("gen-mid")], STUB_URL),
+    ],
+)
+def test_where_a_closed_alias_leads(there: list[LiveDeployment], api_base: str) -> None:
+    want = replace(WANT, fallback="gen-mid")
+    closed = closed_alias(want, there, STUB_URL, lambda host, seat: f"{host}/{seat}")
+    assert (closed.api_base, closed.closed, closed.limits) == (api_base, True, {})
+    assert closed.sampling == WANT.sampling
+    assert closed.api_key == ("spark-1/other" if api_base == MID.api_base else "none")
+
+
+@pytest.mark.parametrize(
+    ("there", "kinds"),
+    [
+        ([], []),
+        ([live()], ["replace"]),
+        ([live(revision=3)], ["replace"]),
+        ([live(CLOSED)], []),
+        ([live(CLOSED), live()], ["delete"]),
+        ([live(replace(WANT, host="spark-1"))], []),
+    ],
+)
+def test_steps_that_close(there: list[LiveDeployment], kinds: list[str]) -> None:
+    plan = plan_close(there, [CLOSED])
+    assert [step.kind for step in plan.steps] == kinds
+
+
+def test_where_another_deployment_serves_the_alias_only_ours_goes() -> None:
+    theirs = live(replace(WANT, host="spark-2"))
+    plan = plan_close([live(), theirs], [CLOSED])
+    assert [(step.kind, step.id) for step in plan.steps] == [("delete", WANT.base_id)]
+
+
+def test_a_closed_alias_is_opened_under_its_first_id() -> None:
+    plan = plan_aliases([live(CLOSED)], [WANT], WANT.host)
+    assert [(step.kind, step.id, step.retire) for step in plan.steps] == [("replace", WANT.base_id, (CLOSED.base_id,))]
+    assert plan_aliases([live(CLOSED)], [WANT], WANT.host, spare=[WANT.seat]).steps == ()

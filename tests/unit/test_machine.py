@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatfleet.core import machine as module
-from seatfleet.core.machine import LocalMachine
+from seatfleet.core.machine import LocalMachine, count_requests
 from seatfleet.core.rollout import ProbeResult, RolloutError
 
 
@@ -126,6 +126,21 @@ def test_everything_missing_is_told_at_once(
     (tmp_path / "release/release.json").touch()
     monkeypatch.setattr(module, "SERVICE_USER", "root")
     assert machine.missing(manifest) == []
+
+
+def test_requests_are_counted_over_all_engines() -> None:
+    text = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="tiny"} 2.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 4.0
+"""
+    assert count_requests(text) == 7
+    assert count_requests("up 1\n") is None
+
+
+def test_a_port_without_a_server_has_no_requests() -> None:
+    assert LocalMachine().running_requests("http://127.0.0.1:9") is None
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,31 @@ def test_what_can_be_known_before_the_stop_touches_nothing(
     assert links(machine) == (OLD.name, None)
 
 
+@pytest.mark.parametrize(
+    ("requests", "drained_s", "aborted"),
+    [([], 0.0, 0), ([0], 1.0, 0), ([2, 1, 0, 0], 3.0, 0), ([2, 0, 1, 0, 0], 4.0, 0), ([3], 300.0, 3)],
+)
+def test_running_requests_are_waited_for(
+    machine: FakeMachine, requests: list[int], drained_s: float, aborted: int
+) -> None:
+    deploy(machine, OLD)
+    machine.requests = requests
+    outcome = deploy(machine, NEW)
+    assert (outcome.failure, outcome.drained_s, outcome.aborted) == (None, drained_s, aborted)
+
+
+def test_a_seat_that_was_given_up_gets_its_port_back_from_the_stub(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    slice_ = "/system.slice/system-seatfleet\\x2dstub.slice"
+    machine.process, machine.sub, machine.result = None, "failed", "start-limit-hit"
+    machine.strangers = [Owner(7, "seatctl", f"{slice_}/seatfleet-stub@8022.service")]
+    outcome = deploy(machine, OLD)
+    assert (outcome.failure, outcome.action, machine.strangers) == (None, Action.START, [])
+    machine.process, machine.sub = None, "failed"
+    machine.strangers = [Owner(7, "seatctl", f"{slice_}/seatfleet-stub@8023.service")]
+    assert "port 8022 is held by process 7" in str(deploy(machine, OLD).failure)
+
+
 def test_an_unstaged_generation_is_an_obstacle(machine: FakeMachine) -> None:
     (outcome,) = roll_out(machine, [OLD], KEYS, machine.paths.root)
     assert outcome.failure is not None

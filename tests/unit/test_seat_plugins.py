@@ -151,7 +151,8 @@ def test_modules(
 
     for check in (True, True, False):  # check mode changes nothing, so it says the same again
         staged = call(stage, capsys, check, **options)
-        assert (staged["changed"], staged["seats"]) == (True, [{"seat": "a", "generation": name, "created": True}])
+        created = {"seat": "a", "generation": name, "created": True, "changed": True}
+        assert (staged["changed"], staged["seats"]) == (True, [created])
         assert "api-key.env: (secret)" in staged["diff"][0]["after"]
     assert call(stage, capsys, False, **options)["changed"] is False
 
@@ -169,3 +170,42 @@ def test_modules(
     assert failed["msg"].startswith("seat a: acceptance: expected 3.0, seen 1.0")
     assert failed["seats"][0]["returned_to"] == name
     assert call(stage, capsys, True, **{**options, "generations": []})["unmanaged"] == ["a"]
+
+
+def test_rollback_and_removal(
+    filters: dict[str, Callable[..., Any]],
+    module: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    machine = FakeMachine(SeatPaths("a", tmp_path))
+    names = ("seat_stage", "seat_rollout", "seat_rollback", "seat_remove")
+    stage, rollout, rollback, removal = (module(name) for name in names)
+    monkeypatch.setattr(stage, "stage_host", functools.partial(stage.stage_host, root=tmp_path))
+    for user in (rollout, rollback):
+        for name in ("foresee", "roll_out"):
+            monkeypatch.setattr(user, name, functools.partial(getattr(user, name), root=tmp_path))
+    for user in (rollout, rollback, removal):
+        monkeypatch.setattr(user, "LocalMachine", lambda: machine)
+    for user in (rollback, removal):
+        monkeypatch.setattr(user, "SeatPaths", lambda seat: SeatPaths(seat, tmp_path))
+
+    assert "no previous good generation" in call(rollback, capsys, False, seat="a")["msg"]
+    for memory in ("64MiB", "1GiB"):
+        seats = {"a": {**WRITTEN["lab-oracle"], "kv_cache_memory": memory}}
+        options = {"generations": render(filters, seats), "api_keys": {"a": "sk-seat-1"}}
+        call(stage, capsys, False, **options)
+        call(rollout, capsys, False, **options)
+    for check in (True, False):
+        back = call(rollback, capsys, check, seat="a")
+        assert (back["changed"], back["seats"][0]["action"]) == (True, "restart")
+        assert back["lines"] == ["kv_cache_memory: 64MiB  # instead of 1GiB"]
+    assert call(rollout, capsys, True, **options)["seats"][0]["action"] == "restart"
+
+    for check in (True, False):
+        gone = call(removal, capsys, check, seats=["a"])
+        assert gone["changed"] is True
+        assert str(tmp_path / "etc/vllm/seats/a") in gone["seats"][0]["removed"]
+    assert call(removal, capsys, False, seats=["a"])["changed"] is False

@@ -9,8 +9,8 @@ import pytest
 
 from seatfleet.core.unit import START_LIMIT_BURST, UnitSpec, exec_start, render_unit, start_window_s
 
-SPEC = UnitSpec("flash-next", "vLLM seat flash-next: tiny on port 8022", ready_timeout_s=600, stop_timeout_s=120)
-GPU = UnitSpec("a", "d", 1800, 120, devices=("char-nvidia*",), capabilities=("CAP_SYS_PTRACE",))
+SPEC = UnitSpec("flash-next", "vLLM seat flash-next: tiny on port 8022", 8022, ready_timeout_s=600, stop_timeout_s=120)
+GPU = UnitSpec("a", "d", 8031, 1800, 120, devices=("char-nvidia*",), capabilities=("CAP_SYS_PTRACE",))
 
 
 def settings(text: str) -> dict[str, list[str]]:
@@ -39,7 +39,7 @@ def test_a_seat_that_dies_at_the_end_of_every_load_is_caught(load_s: int) -> Non
 
 
 def test_description_is_not_expanded() -> None:
-    assert settings(render_unit(UnitSpec("a", "50% of %H", 600, 120)))["Description"] == ["50%% of %%H"]
+    assert settings(render_unit(UnitSpec("a", "50% of %H", 8031, 600, 120)))["Description"] == ["50%% of %%H"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,17 @@ from ..core.gateway_keys import (
     plan_keys,
     wanted_for,
 )
-from ..core.gateway_state import MANAGED_BY, AliasPlan, Step, WantedAlias, plan_aliases, plan_removal
+from ..core.gateway_state import (
+    MANAGED_BY,
+    AliasPlan,
+    LiveDeployment,
+    Step,
+    WantedAlias,
+    closed_alias,
+    plan_aliases,
+    plan_close,
+    plan_removal,
+)
 from ..core.gateway_verdict import Cell, Verdict, judge
 from ..core.gateway_versions import version_problem
 from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
@@ -43,6 +53,7 @@ __all__ = [
     "LockTimeoutError",
     "Proof",
     "ProofAlias",
+    "close_aliases",
     "prove",
     "sync_aliases",
     "sync_keys",
@@ -75,33 +86,76 @@ class AliasResult:
 
 
 def sync_aliases(
-    gateway: Gateway, wanted: Sequence[WantedAlias], host: str, *, in_file: bool = False, check: bool = False
+    gateway: Gateway,
+    wanted: Sequence[WantedAlias],
+    host: str,
+    *,
+    spare: Collection[str] = (),
+    in_file: bool = False,
+    check: bool = False,
 ) -> AliasResult:
-    """Make the gateway serve exactly these aliases for the seats of ``host``.
+    """Make the gateway serve exactly these aliases for the seats of ``host``, but for those of the seats ``spare``.
 
     With ``in_file`` the proxy's config file serves them, and only what the database still has of them is deleted.
 
     Raises:
         GatewayError: a problem of the plan (then nothing was changed), or a step that failed. A new deployment whose
-            seat does not answer is deleted again, and the old one stays.
+            seat does not answer is deleted again, and the old one stays. An alias that was to go is still served.
     """
     with gateway_lock(gateway.url):
         live = gateway.list_deployments()
-        plan = plan_removal(live, host) if in_file else plan_aliases(live, wanted, host)
+        plan = plan_removal(live, host) if in_file else plan_aliases(live, wanted, host, spare)
         if plan.problems:
             raise GatewayError("; ".join(plan.problems), kind="plan")
-        shown = {step.id for step in plan.steps} | {old for step in plan.steps for old in step.retire}
-        before = {
-            item.id: _shown(item.alias, item.params, item.access_groups, item.blocked)
-            for item in live
-            if item.id in shown
-        }
-        after = {key: dict(value) for key, value in before.items()}
-        for step in plan.steps:
-            if not check:
-                _apply(gateway, step)
-            _predict(after, step)
+        result = _carry_out(gateway, plan, live, check)
+        for alias in () if check else plan.dropped:
+            _prove_gone(gateway, alias)
+    return result
+
+
+def close_aliases(
+    gateway: Gateway,
+    wanted: Sequence[WantedAlias],
+    stub_url: str,
+    seat_key: Callable[[str, str], str],
+    *,
+    check: bool = False,
+) -> AliasResult:
+    """Lead aliases away from their seats, to the fallback or else to the stub, until :func:`sync_aliases` opens them.
+
+    Raises:
+        GatewayError: a stub or a fallback does not answer as it should; that alias still leads to its seat.
+    """
+    with gateway_lock(gateway.url):
+        live = gateway.list_deployments()
+        plan = plan_close(live, [closed_alias(want, live, stub_url, seat_key) for want in wanted])
+        return _carry_out(gateway, plan, live, check)
+
+
+def _carry_out(gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment], check: bool) -> AliasResult:
+    shown = {step.id for step in plan.steps} | {old for step in plan.steps for old in step.retire}
+    before = {
+        item.id: _shown(item.alias, item.params, item.access_groups, item.blocked) for item in live if item.id in shown
+    }
+    after = {key: dict(value) for key, value in before.items()}
+    for step in plan.steps:
+        if not check:
+            _apply(gateway, step)
+        _predict(after, step)
     return AliasResult(plan, before, after)
+
+
+def _prove_gone(gateway: Gateway, alias: str) -> None:
+    """See that nobody is answered under an alias any more, not even the admin key."""
+    answer = _patiently(lambda: gateway.complete(alias), ("ok", "draining"), SPREAD_S)
+    if answer.verdict.kind != "alias_unknown":
+        by = f" by {answer.deployment}" if answer.deployment else ""
+        raise GatewayError(
+            f"alias {alias} was removed and is still answered{by}: {answer.verdict.sentence}. Look for a wildcard or a"
+            " fallback in the proxy's settings",
+            kind="still_served",
+            status=answer.status,
+        )
 
 
 def _apply(gateway: Gateway, step: Step) -> None:
@@ -125,6 +179,8 @@ def _prove_deployment(gateway: Gateway, step: Step) -> None:
     """Call the new deployment by its id, which an admin key may do: no other deployment can answer instead."""
     answer = _patiently(lambda: gateway.complete(step.id), ("cooldown", "alias_unknown"), SPREAD_S)
     old = " The old deployment stays." if step.retire else ""
+    if step.wanted is not None and step.wanted.closed and answer.verdict.kind == "draining":
+        return
     if answer.verdict.kind != "ok":
         raise GatewayError(
             f"alias {step.alias}: its new deployment {step.id} does not answer, so it was taken back.{old}"

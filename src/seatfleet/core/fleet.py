@@ -59,6 +59,7 @@ FLEET_VARIABLES = (
     "releases",
     "models",
     "fleet_hardware",
+    "fleet_stub_port",
     "gateway_key_names",
     "gateway_control_key",
     "gateway_query_engine",
@@ -270,7 +271,7 @@ def check_fleet(
             _check_references(item, catalogue, hardware, files, report)
             _check_keys(item, hosts[host], report)
             _check_fit(item, hosts[host], files, planner, report)
-        _check_sharing(mine, report)
+        _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
     _check_aliases([item for item in items if item.active], report)
@@ -611,14 +612,17 @@ def _with_config(model: object, files: ProjectFiles | None) -> Mapping[str, Any]
     return {**entry, "facts": {**facts, "config": config}}
 
 
-def _check_sharing(items: Sequence[_Item], report: Report) -> None:
-    """Two seats of one host may share neither a port nor a GPU."""
+def _check_sharing(items: Sequence[_Item], stub_port: object, report: Report) -> None:
+    """Two seats of one host may share neither a port nor a GPU, and none has the port of the stub."""
     ports: dict[int, _Item] = {}
     gpus: dict[int | str, _Item] = {}
     for item in items:
         port = item.value("port")
         if isinstance(port, int) and (other := ports.setdefault(port, item)) is not item:
             seen = f"{port}, which seat {other.name} has ({other.where(('port',))})"
+            report.add(item.problem(("port",), f"a port of its own on {item.host}", seen), [item.host])
+        if isinstance(port, int) and port == stub_port:
+            seen = f"{port}, where closed aliases lead (fleet_stub_port)"
             report.add(item.problem(("port",), f"a port of its own on {item.host}", seen), [item.host])
         for index, gpu in enumerate(item.value("gpus") or ()):
             if (other := gpus.setdefault(gpu, item)) is not item:

@@ -15,8 +15,8 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .seat import Alias, Seat
@@ -38,6 +38,9 @@ OPENAI_SAMPLING = frozenset(
 )
 # Limits that LiteLLM keeps in litellm_params; the others are figures shown in model_info.
 PARAM_LIMITS = {"rpm": "rpm", "tpm": "tpm", "max_parallel_requests": "max_parallel_requests", "timeout_s": "timeout"}
+# A closed alias answers at once. By default LiteLLM repeats a 503 twice and sleeps its Retry-After each time (measured:
+# 62 s for 20 s), and would put the deployment aside for as long.
+AT_ONCE: Mapping[str, int] = {"num_retries": 0, "max_retries": 0, "cooldown_time": 0}
 _DIGEST_ROUNDS = 10_000
 
 
@@ -80,11 +83,14 @@ class WantedAlias:
     limits: Mapping[str, int] = field(default_factory=dict)
     served_model: str | None = None
     adopt: bool = False
+    fallback: str | None = None
+    # Led away from its seat, to a stub or to a fallback's seat, while the seat restarts (see plan_close).
+    closed: bool = False
 
     @property
     def base_id(self) -> str:
         """The deployment id of the first revision; also the prefix of the later ones."""
-        return f"seat-{self.host}-{self.seat}-{self.alias}"
+        return f"{'closed' if self.closed else 'seat'}-{self.host}-{self.seat}-{self.alias}"
 
     def deployment_id(self, revision: int) -> str:
         """Return the id of a revision: the stable id, with ``@2``, ``@3`` ... after a replacement."""
@@ -97,6 +103,8 @@ class WantedAlias:
             "api_base": self.api_base,
         }
         params.update({PARAM_LIMITS[name]: value for name, value in self.limits.items() if name in PARAM_LIMITS})
+        if self.closed:
+            params.update(AT_ONCE)
         extra: dict[str, Any] = {}
         for name, value in self.sampling.items():
             (params if name in OPENAI_SAMPLING else extra)[name] = value
@@ -122,6 +130,7 @@ class WantedAlias:
                 "revision": revision,
                 "limits": self.shown_limits(),
                 "secret": secret_digest(self.api_key),
+                **({"closed": True} if self.closed else {}),
             },
         }
         if self.access_groups:
@@ -178,6 +187,11 @@ class LiveDeployment:
         """The revision as recorded by us; 1 when absent."""
         revision = self._marker.get("revision")
         return revision if isinstance(revision, int) else 1
+
+    @property
+    def closed(self) -> bool:
+        """Whether it stands in for a seat that restarts."""
+        return bool(self._marker.get("closed"))
 
     @property
     def in_database(self) -> bool:
@@ -269,8 +283,13 @@ def plan_removal(live: Sequence[LiveDeployment], host: str) -> AliasPlan:
     return AliasPlan(steps, dropped=tuple(sorted({item.alias for item in old} - left)))
 
 
-def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], host: str) -> AliasPlan:
+def plan_aliases(
+    live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], host: str, spare: Collection[str] = ()
+) -> AliasPlan:
     """Return the steps that make the gateway serve exactly ``wanted`` for the seats of ``host``.
+
+    Deployments of the seats ``spare`` stay as they are: those of a seat that is down would only be exchanged for others
+    that do not answer.
 
     Only deployments with our marker are touched: those recorded for ``host``, and those of a wanted alias that another
     seat held before (an alias belongs to one seat, so that is a move). A foreign deployment behind a wanted alias would
@@ -279,8 +298,8 @@ def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], 
     steps: list[Step] = []
     problems: list[str] = []
     ids: dict[str, tuple[str, ...]] = {}
-    handled: set[str] = set()
-    for want in sorted(wanted, key=lambda item: item.alias):
+    handled = {item.id for item in live if item.managed and item.host == host and item.seat in spare}
+    for want in sorted((want for want in wanted if want.seat not in spare), key=lambda item: item.alias):
         same = [item for item in live if item.alias == want.alias]
         blocking = [item for item in same if not item.in_database or not (item.managed or want.adopt)]
         if blocking:
@@ -310,6 +329,56 @@ def plan_aliases(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias], 
     return AliasPlan(tuple(steps), tuple(problems), (), ids, tuple(sorted(dropped)))
 
 
+def plan_close(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias]) -> AliasPlan:
+    """Return the steps that lead aliases away from their seats; ``wanted`` are all :attr:`WantedAlias.closed`.
+
+    Only our own deployments of the seats change. An alias that the gateway does not have is left so; one that a
+    deployment of others serves too loses only ours, and is served by that one meanwhile.
+    """
+    steps: list[Step] = []
+    ids: dict[str, tuple[str, ...]] = {}
+    for want in sorted(wanted, key=lambda item: item.alias):
+        same = [item for item in live if item.alias == want.alias]
+        ours = [item for item in same if item.managed and (item.host, item.seat) == (want.host, want.seat)]
+        if not ours:
+            continue
+        if any(item not in ours and not item.blocked for item in same):
+            steps += [Step("delete", want.alias, item.id, "its seat restarts, another one serves") for item in ours]
+            continue
+        there = [item for item in ours if item.closed and item.params.get("api_base") == want.api_base]
+        if there:
+            ids[want.alias] = (there[0].id,)
+            left = [item for item in ours if item is not there[0]]
+            steps += [Step("delete", want.alias, item.id, "its seat restarts") for item in left]
+            continue
+        revision = _free_revision(want, live)
+        retire = tuple(item.id for item in ours)
+        why = f"the seat restarts: calls go to {want.api_base}"
+        step = Step("replace", want.alias, want.deployment_id(revision), why, want, revision, retire)
+        steps.append(step)
+        ids[want.alias] = (step.id,)
+    return AliasPlan(tuple(steps), ids=ids)
+
+
+def closed_alias(
+    want: WantedAlias, live: Sequence[LiveDeployment], stub_url: str, seat_key: Callable[[str, str], str]
+) -> WantedAlias:
+    """Return where an alias leads while its seat restarts: to its fallback if that is served, else to a stub.
+
+    ``seat_key`` gives the API key of a seat by host and name: the gateway never shows the one that it has.
+    """
+    bare = replace(want, limits={}, fallback=None, closed=True)
+    for item in live:
+        if item.alias == want.fallback and item.managed and not (item.closed or item.blocked):
+            return replace(
+                bare,
+                api_base=str(item.params["api_base"]),
+                api_key=seat_key(item.host, item.seat),
+                served_model=str(item.params["model"]).partition("/")[2],
+            )
+    return replace(bare, api_base=stub_url, api_key="none")
+
+
 def _plan_one(
     want: WantedAlias, same: Sequence[LiveDeployment], live: Sequence[LiveDeployment]
 ) -> tuple[Step | None, LiveDeployment | None, list[LiveDeployment]]:
@@ -331,6 +400,8 @@ def _plan_one(
     why = ", ".join(sorted(changes)) + " changed" if changes else "moved"
     if (newest.host, newest.seat) != (want.host, want.seat):
         why = f"taken over from {newest.id} ({newest.owner()})"
+    elif newest.closed:
+        why = "opened again: its seat serves"
     retire = tuple(item.id for item in same)
     return Step("replace", want.alias, new_id, why, want, revision, retire, changes), None, []
 
@@ -403,6 +474,7 @@ def alias_entries(
                 "access_groups": list(alias.access_groups),
                 "keys": list(alias.keys),
                 "adopt": alias.adopt,
+                "fallback": alias.fallback,
             }
         )
     return entries

@@ -21,6 +21,8 @@ SCOPES = {
     "customer_model_access_denied": ("customer_scope", "the end user of the call may not use this alias"),
     "agent_model_access_denied": ("agent_scope", "the key's agent does not allow this alias"),
 }
+# How the stub of a closed alias names its error (seatfleet.stub); LiteLLM carries it inside its own message.
+DRAINING = "seat_draining"
 REFUSED = frozenset(
     {"key_missing", "key_blocked", "key_expired", "unauthorized"} | {name for name, _ in SCOPES.values()}
 )
@@ -71,6 +73,8 @@ def classify(status: int, body: object) -> Verdict:
         return Verdict("alias_unknown", "the gateway has no such alias (a ghost in the key's list): register the seat")
     if "does not exist" in message.lower() and status in (400, 404, 500):
         return Verdict("served_name", f"the seat runs, but does not serve this model name: {scrub(message)}")
+    if status == 503 and DRAINING in message:
+        return Verdict("draining", "the alias is closed while its seat restarts: repeat after Retry-After seconds")
     if status >= 500:
         return Verdict("seat_down", f"the gateway cannot get an answer from the seat: {scrub(message)}")
     return Verdict("unexpected", f"status {status}, type {kind or 'none'}: {scrub(message)}")

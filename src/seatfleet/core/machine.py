@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import pwd
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from .rollout import ProbeResult, RolloutError
 START_LOCK = Path("/run/lock/seatfleet-start.lock")
 # systemctl itself answers at once; a start of Type=exec takes as long as ExecStartPre.
 _COMMAND_TIMEOUT_S = 120
+_METRICS_TIMEOUT_S = 5
 # A first error is at the beginning; a crash loop can write for half an hour.
 _JOURNAL_BYTES = 4 << 20
 
@@ -39,6 +42,20 @@ class LocalMachine:
     def seat_state(self, unit: UnitState, port: int) -> SeatState:
         """Look at the unit's processes and at the port."""
         return read_seat(unit, port)
+
+    def running_requests(self, base_url: str) -> int | None:
+        """Return how many requests a seat works on or has waiting; None when it does not say.
+
+        One that is too busy to answer in time counts as one request.
+        """
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{base_url}/metrics", timeout=_METRICS_TIMEOUT_S) as answer:
+                return count_requests(answer.read().decode())
+        except TimeoutError:
+            return 1
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return 1 if isinstance(getattr(error, "reason", None), TimeoutError) else None
 
     def stop(self, unit: str, timeout_s: float) -> None:
         """Stop a unit and wait; no error when the time is over or there is no such unit."""
@@ -64,6 +81,12 @@ class LocalMachine:
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
         _systemctl("disable", "--quiet", unit)
+
+    def forget(self, unit: str) -> None:
+        """Forget a unit whose files were removed, its failed state included; no error when there is no such unit."""
+        _systemctl("daemon-reload")
+        with suppress(RolloutError):
+            _systemctl("reset-failed", unit)
 
     def journal(self, unit: str, since: float) -> Iterator[str]:
         """Yield the unit's messages since a time, oldest first, at most 4 MiB of them."""
@@ -175,6 +198,16 @@ class ToolboxProbe:
         code = self._process.returncode
         message = str(evidence.get("cause") or "") or errors
         return ProbeResult(code == EXIT_READY and bool(evidence), evidence, message, busy=code == EXIT_BUSY)
+
+
+def count_requests(metrics: str) -> int | None:
+    """Return running and waiting requests from vLLM's metrics, over all its engines; None without these metrics."""
+    values = [
+        float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
+    ]
+    return int(sum(values)) if values else None
 
 
 def _patch_problems(release: Path) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNIT_PREFIX = "vllm-seat-"
+STUB_PREFIX = "seatfleet-stub@"
 FIREWALL_UNIT = "seatfleet-firewall.service"
 SERVICE_USER = "vllm"
 API_KEY_FILE = "api-key.env"
@@ -18,6 +19,11 @@ EVIDENCE = "/var/lib/seatfleet/evidence"
 def unit_name(seat: str) -> str:
     """Return the systemd unit of a seat, for example ``vllm-seat-flash-next.service``."""
     return f"{UNIT_PREFIX}{seat}.service"
+
+
+def stub_unit(port: int) -> str:
+    """Return the systemd unit that answers 503 on a port, for example ``seatfleet-stub@8022.service``."""
+    return f"{STUB_PREFIX}{port}.service"
 
 
 @dataclass(frozen=True)

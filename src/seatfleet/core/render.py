@@ -308,6 +308,7 @@ def _unit_spec(seat: Seat, host: HostClass) -> UnitSpec:
     return UnitSpec(
         seat=seat.name,
         description=f"vLLM seat {seat.name}: {seat.model} on port {seat.port}",
+        port=seat.port,
         ready_timeout_s=seat.probe.ready_timeout_s,
         stop_timeout_s=seat.probe.stop_timeout_s,
         devices=host.devices if cuda else (),
@@ -361,6 +362,7 @@ def _manifest(
         "probe": {
             "canary": seat.probe.canary,
             "ready_timeout_s": seat.probe.ready_timeout_s,
+            "drain_timeout_s": seat.probe.drain_timeout_s,
             "stop_timeout_s": seat.probe.stop_timeout_s,
             "acceptance": seat.probe.acceptance and dict(seat.probe.acceptance),
         },

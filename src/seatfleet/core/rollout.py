@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +18,15 @@ from . import generations
 from .decision import Action, Decision, OnDisk, Wanted, decide, digest
 from .files import umask, write_atomic
 from .journal import first_cause
-from .paths import SeatPaths
+from .paths import SeatPaths, stub_unit
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE, MANIFEST_FILE, Generation
+from .sockets import Owner
 
 # Between two looks at a starting seat; the probe has its own clock.
 POLL_S = 1.0
+# Manifests of older generations do not say how long running requests may take.
+DRAIN_TIMEOUT_S = 300
 # What READY, identity, canary and acceptance may take beyond the seat's own ready_timeout_s.
 PROBE_MARGIN_S = 600
 # systemd sends SIGKILL at TimeoutStopSec; the kernel may need a moment to take back what a GPU process holds.
@@ -68,6 +71,9 @@ class Machine(Protocol):
     def seat_state(self, unit: UnitState, port: int) -> SeatState:
         """Look at the unit's processes and at the port."""
 
+    def running_requests(self, base_url: str) -> int | None:
+        """Return how many requests a seat works on or has waiting; None when it does not say."""
+
     def stop(self, unit: str, timeout_s: float) -> None:
         """Stop a unit and wait; no error when the time is over."""
 
@@ -82,6 +88,9 @@ class Machine(Protocol):
 
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
+
+    def forget(self, unit: str) -> None:
+        """Forget a unit whose files were removed, its failed state included; no error when there is no such unit."""
 
     def journal(self, unit: str, since: float) -> Iterable[str]:
         """Return the unit's messages since a time (seconds since the epoch)."""
@@ -104,7 +113,10 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened to one seat. ``generation`` is what its process runs afterwards, None when nothing runs."""
+    """What happened to one seat. ``generation`` is what its process runs afterwards, None when nothing runs.
+
+    ``drained_s`` is how long running requests were waited for, ``aborted`` how many were cut off all the same.
+    """
 
     seat: str
     action: Action
@@ -117,6 +129,8 @@ class Outcome:
     expected_s: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     pruned: tuple[str, ...] = ()
+    drained_s: float | None = None
+    aborted: int = 0
     failure: str | None = None
     returned_to: str | None = None
 
@@ -159,6 +173,17 @@ class Rollout:
         with self.machine.start_lock():
             return self._replace(decision)
 
+    def take_down(self) -> tuple[float, int]:
+        """Drain and stop the seat for good; return the seconds waited and the requests that were cut off.
+
+        Raises:
+            RolloutError: it does not stop.
+        """
+        with self.machine.start_lock():
+            drained = self._drain()
+            self._stop()
+        return drained
+
     def _settle(self, decision: Decision) -> Outcome:
         """Repair files and links beside a process that is as wanted, and probe it when nobody has yet."""
         if decision.repairs:
@@ -176,6 +201,11 @@ class Rollout:
 
     def _replace(self, decision: Decision) -> Outcome:
         before = (generations.link_target(self.paths.current), generations.link_target(self.paths.previous))
+        drained_s, aborted = self._drain()
+        outcome = self._exchange(decision, before)
+        return replace(outcome, drained_s=drained_s, aborted=aborted)
+
+    def _exchange(self, decision: Decision, before: tuple[str | None, str | None]) -> Outcome:
         try:
             self._stop()
         except RolloutError as error:
@@ -188,6 +218,24 @@ class Rollout:
         except RolloutError as error:
             return self._give_back(decision, str(error), before)
         return self._good(decision, ready_s, evidence)
+
+    def _drain(self) -> tuple[float, int]:
+        """Wait until the seat works on nothing; return how long that took, and how many requests are cut off.
+
+        Nothing twice in a row: a request may be on its way from the gateway, whose alias is closed by now.
+        """
+        limit = float(self.wanted.manifest["probe"].get("drain_timeout_s", DRAIN_TIMEOUT_S))
+        current = generations.link_target(self.paths.current)
+        serving = generations.read_manifest(self.paths, current) if current else None
+        base_url = str((serving or self.wanted.manifest)["base_url"])
+        begin, idle = self.machine.monotonic(), 0
+        while (running := self.machine.running_requests(base_url)) is not None:
+            idle = 0 if running else idle + 1
+            waited = self.machine.monotonic() - begin
+            if idle == 2 or waited >= limit:
+                return waited, running
+            self.machine.sleep(POLL_S)
+        return self.machine.monotonic() - begin, 0
 
     def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any]) -> Outcome:
         generations.mark_good(self.paths, self.wanted.generation, evidence)
@@ -223,16 +271,20 @@ class Rollout:
         return generations.is_good(self.paths, name)
 
     def _stop(self) -> None:
-        """Stop the seat and prove it: nothing in its control group, nobody on its port."""
+        """Stop the seat and prove it: nothing in its control group, nobody on its port.
+
+        The stub does not count: it starts when systemd gives the seat up, also during a stop that ends in SIGKILL.
+        """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
         self.machine.stop(self.wanted.unit, limit)
         if self._state().pids:
             self.machine.kill(self.wanted.unit)
         deadline = self.machine.monotonic() + KILL_MARGIN_S
-        while (state := self._state()).pids or state.listeners:
+        while (state := self._state()).pids or self._holders(state.listeners):
             if self.machine.monotonic() >= deadline:
                 raise RolloutError(_still_there(state, self.wanted.port))
             self.machine.sleep(POLL_S / 4)
+        self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
 
     def _start(self, name: str) -> tuple[float, Mapping[str, Any]]:
         self._install(name)
@@ -285,9 +337,14 @@ class Rollout:
         if plan.create:
             found.append(f"{self.paths.generation(self.wanted.generation)} is not staged: run seat_stage first")
         found += self.machine.missing(self.wanted.manifest)
-        for owner in self._state().strangers:
+        for owner in self._holders(self._state().strangers):
             found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
         return found
+
+    def _holders(self, owners: Iterable[Owner]) -> list[Owner]:
+        """Leave out the stub that answers on the seat's port since systemd gave the seat up."""
+        stub = stub_unit(self.wanted.port)
+        return [owner for owner in owners if Path(owner.cgroup).name != stub]
 
     def _state(self) -> SeatState:
         return self.machine.seat_state(self.machine.unit_state(self.wanted.unit), self.wanted.port)

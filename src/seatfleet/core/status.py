@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from . import generations
-from .paths import EVIDENCE, SEATS, UNIT_PREFIX, SeatPaths
+from .paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE
 from .rollout import Machine
+from .tables import aligned
 
 GATEWAY_EVIDENCE = "gateway.json"
 _COLUMNS = ("HOST", "SEAT", "RELEASE", "GENERATION", "STATE", "READY S", "AL", "KV TOKENS", "ALIAS", "KEYS PROVEN")
@@ -127,7 +128,10 @@ def _notes(
     if unit.running and unit.restarts:
         yield f"systemd restarted it {unit.restarts} times since the last start by hand"
     for owner in seen.strangers:
-        yield f"process {owner.pid} listens on the seat's port and is not the seat"
+        if Path(owner.cgroup).name.startswith(STUB_PREFIX):
+            yield "systemd gave it up; its port answers 503 with Retry-After: see its journal, then run site.yml"
+        else:
+            yield f"process {owner.pid} listens on the seat's port and is not the seat"
     if not paths.home.is_dir():
         yield "nothing is installed here yet: run site.yml"
 
@@ -154,8 +158,6 @@ def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
 
 def table(statuses: Sequence[Mapping[str, Any]]) -> str:
     """Return one aligned line per seat, then every note in full; ``statuses`` are :meth:`SeatStatus.as_dict`."""
-    rows = [_COLUMNS, *(_row(status) for status in statuses)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = list(aligned([_COLUMNS, *(_row(status) for status in statuses)]))
     lines += [f"{status['host']}/{status['seat']}: {note}" for status in statuses for note in status["notes"]]
     return "\n".join(lines)

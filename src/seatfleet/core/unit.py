@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX
+from .paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX, stub_unit
 
 RESTART_SEC = 10
 # The first start and three more within one window, then the unit stays failed: restart loops leak unified memory on
@@ -24,6 +24,7 @@ class UnitSpec:
 
     seat: str
     description: str
+    port: int
     ready_timeout_s: int
     stop_timeout_s: int
     devices: tuple[str, ...] = ()
@@ -45,7 +46,8 @@ def start_window_s(ready_timeout_s: int) -> int:
 def render_unit(spec: UnitSpec) -> str:
     """Return the text of the unit."""
     home = f"{SEATS}/{spec.seat}"
-    after = " ".join(("network-online.target", FIREWALL_UNIT, *spec.after))
+    # After what it conflicts with: the stub lets go of the port before the seat wants it.
+    after = " ".join(("network-online.target", FIREWALL_UNIT, stub_unit(spec.port), *spec.after))
     capabilities = " ".join(spec.capabilities)
     sections: dict[str, list[tuple[str, str]]] = {
         "Unit": [
@@ -54,6 +56,10 @@ def render_unit(spec: UnitSpec) -> str:
             ("Wants", f"network-online.target {FIREWALL_UNIT}"),
             ("StartLimitIntervalSec", str(start_window_s(spec.ready_timeout_s))),
             ("StartLimitBurst", str(START_LIMIT_BURST)),
+            # Given up, its port answers 503 with Retry-After at once. The host has no key of the gateway to close the
+            # alias with, and shall have none; and this works with the gateway down or unreachable from here.
+            ("OnFailure", stub_unit(spec.port)),
+            ("Conflicts", stub_unit(spec.port)),
         ],
         "Service": [
             # vLLM never notifies systemd: whether the seat is READY is for the probe to say.

@@ -26,6 +26,7 @@ CONNECTION: dict[str, dict[str, Any]] = {
     "host": {"type": "str", "required": True},
 }
 
+# One alias of a seat, as the filter gateway_aliases makes it.
 ALIAS: dict[str, dict[str, Any]] = {
     "name": {"type": "str", "required": True},
     "seat": {"type": "str", "required": True},
@@ -38,10 +39,11 @@ ALIAS: dict[str, dict[str, Any]] = {
     "access_groups": {"type": "list", "elements": "str", "default": []},
     "keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
     "adopt": {"type": "bool", "default": False},
+    "fallback": {"type": "str"},
 }
 
 
-def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
+def wanted_alias(entry: Mapping[str, Any], host: str) -> WantedAlias:
     """Return one entry of the option in its typed form."""
     return WantedAlias(
         alias=entry["name"],
@@ -56,6 +58,7 @@ def wanted_alias(entry: dict[str, Any], host: str) -> WantedAlias:
         limits=entry["limits"],
         served_model=entry["served_model"],
         adopt=entry["adopt"],
+        fallback=entry["fallback"],
     )
 
 

@@ -60,6 +60,14 @@ options:
         description: Replace deployments of this alias that seatfleet did not make.
         type: bool
         default: false
+      fallback:
+        description: Alias that answers while the seat restarts; for M(seatfleet.fleet.litellm_close).
+        type: str
+  spare:
+    description: Seats whose aliases stay as they are, because the seats do not answer.
+    type: list
+    elements: str
+    default: []
   in_file:
     description:
       - The proxy's config file serves the aliases (see M(seatfleet.fleet.litellm_config)); only what the database
@@ -130,6 +138,7 @@ def main() -> None:
         argument_spec={
             **CONNECTION,
             "aliases": {"type": "list", "elements": "dict", "required": True, "options": ALIAS},
+            "spare": {"type": "list", "elements": "str", "default": []},
             "in_file": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -138,7 +147,14 @@ def main() -> None:
     wanted = [wanted_alias(entry, host) for entry in module.params["aliases"]]
     undone = [f"alias {item.alias} of seat {item.seat}, for keys {', '.join(item.keys) or 'none'}" for item in wanted]
     with gateway_of(module, undone) as gateway:
-        result = sync.sync_aliases(gateway, wanted, host, in_file=module.params["in_file"], check=module.check_mode)
+        result = sync.sync_aliases(
+            gateway,
+            wanted,
+            host,
+            spare=module.params["spare"],
+            in_file=module.params["in_file"],
+            check=module.check_mode,
+        )
     module.exit_json(
         changed=result.changed,
         steps=[step.describe() for step in result.plan.steps],

@@ -129,7 +129,9 @@ def main() -> None:
                 tuple(
                     item.id
                     for item in live
-                    if item.managed and (item.alias, item.host, item.seat) == (entry["name"], host, entry["seat"])
+                    if item.managed
+                    and not item.closed
+                    and (item.alias, item.host, item.seat) == (entry["name"], host, entry["seat"])
                 ),
                 tuple(entry["keys"]),
             )

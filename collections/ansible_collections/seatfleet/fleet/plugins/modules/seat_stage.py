@@ -74,6 +74,9 @@ seats:
     created:
       description: Whether the generation was not on the host yet.
       type: bool
+    changed:
+      description: Whether anything of it, or the API key, differed.
+      type: bool
 unmanaged:
   description: Seats that are on the host and that nobody declares any more.
   returned: always
@@ -111,7 +114,10 @@ def main() -> None:
     headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
     module.exit_json(
         changed=any(seat.changed for seat in staged),
-        seats=[{"seat": seat.seat, "generation": seat.generation, "created": seat.created} for seat in staged],
+        seats=[
+            {"seat": seat.seat, "generation": seat.generation, "created": seat.created, "changed": seat.changed}
+            for seat in staged
+        ],
         unmanaged=left,
         diff=[
             {"before_header": header, "after_header": header, "before": seat.before, "after": seat.after}

@@ -1,0 +1,151 @@
+"""A seat's life after its first deployment: upgrade under load, failure, rollback, drift, crash loop, removal.
+
+Ordered like test_chain.py: every test leaves the seat serving what the repository says.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from hammer import DESIGNED, OK, Hammer
+from labrun import LAB, Lab
+
+HOST, SEAT, ALIAS, PORT = "fv-ml1", "flash-next", "gen-large", 8022
+UNIT = f"vllm-seat-{SEAT}.service"
+SEATS_FILE = "group_vars/lab_fv_ml1/seats.yml"
+SMALLER = (SEATS_FILE, "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deployed(lab: Lab) -> None:
+    """The one host and the gateway, converged; costs seconds after test_chain.py."""
+    lab.site("-l", f"{HOST},gw-1")
+
+
+@pytest.fixture
+def hammer(lab: Lab) -> Callable[[], Hammer]:
+    address = json.loads((LAB / "hosts.json").read_text())["gw-1"]["address"]
+    keys = lab.secrets()["litellm_keys"]
+    assert isinstance(keys, dict)
+    return lambda: Hammer(f"http://{address}:4000", keys["all-agents"], ALIAS)
+
+
+def call(hammer: Hammer) -> str:
+    with httpx.Client(timeout=60) as client:
+        return hammer.once(client, stream=False)
+
+
+def process(lab: Lab) -> str:
+    return lab.host(HOST, "systemctl", "show", UNIT, "--property=MainPID,ActiveEnterTimestampMonotonic").output
+
+
+def generation(lab: Lab) -> str:
+    return lab.host(HOST, "readlink", f"/etc/vllm/seats/{SEAT}/current").output.strip()
+
+
+def drift(lab: Lab, tmp_path: Path) -> list[dict[str, str]]:
+    """Return what drift.yml reports; its exit code has to agree, and so has a check run of site.yml."""
+    file = tmp_path / "drift.json"
+    file.unlink(missing_ok=True)
+    run = lab.run("ansible-playbook", "playbooks/drift.yml", "-l", HOST, "-e", f"drift_file={file}", check=False)
+    assert file.exists(), run.output
+    rows: list[dict[str, str]] = json.loads(file.read_text())
+    assert (run.code != 0) == bool(rows), run.output
+    assert run.changed == {HOST: 0}, run.output
+    checked = lab.site("--check", "-l", HOST, check=False)
+    assert bool(checked.changed[HOST] or checked.failed) == bool(rows), f"{rows}\n{checked.output}"
+    return rows
+
+
+def test_an_upgrade_under_load_and_the_way_back(lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]) -> None:
+    before, edited = generation(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    with hammer() as during:
+        edited.site("-l", HOST)
+    assert during.accidents == {}
+    assert during.seen[OK] > 0
+    assert during.seen[DESIGNED] > 0
+    assert generation(lab) != before
+    assert drift(edited, tmp_path) == []
+
+    with hammer() as during:
+        run = edited.run("ansible-playbook", "playbooks/rollback.yml", "-e", f"seat={SEAT}", "-l", HOST)
+    assert during.accidents == {}
+    assert "kv_cache_memory: 64MiB  # instead of 48MiB" in run.output
+    assert generation(lab) == before
+    assert call(hammer()) == OK
+    (row,) = drift(edited, tmp_path)
+    assert row["what"] == SEAT
+    assert row["differs"].startswith("would restart: kv-cache-memory-bytes:")
+    # with the line that was printed nothing is left to do
+    assert drift(lab, tmp_path) == []
+
+
+def test_a_failed_change_returns_with_its_alias(lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]) -> None:
+    before = generation(lab)
+    edited = lab.edited(tmp_path / "edited", [(SEATS_FILE, "model: tiny-oracle\n", "model: tiny-oracle-badmtp\n")])
+    with hammer() as during:
+        run = edited.site("-l", HOST, check=False)
+    assert run.failed == {HOST}
+    assert "ACCEPT_BROKEN" in run.output
+    assert f"Generation {before.rpartition('/')[2]} is back and READY" in run.output
+    assert during.accidents == {}
+    assert generation(lab) == before
+    with hammer() as after:
+        time.sleep(3)
+    assert (after.accidents, after.seen[DESIGNED]) == ({}, 0)
+    assert set(after.deployments) == {f"seat-{HOST}-{SEAT}-{ALIAS}"}
+
+
+def test_a_unit_changed_by_hand_is_seen_and_repaired_without_a_restart(lab: Lab, tmp_path: Path) -> None:
+    before = process(lab)
+    lab.host(HOST, "sed", "-i", "s/^RestartSec=.*/RestartSec=1/", f"/etc/systemd/system/{UNIT}")
+    assert [(row["what"], row["differs"]) for row in drift(lab, tmp_path)] == [(SEAT, f"unit file {UNIT}")]
+    lab.site("-l", HOST)
+    assert drift(lab, tmp_path) == []
+    assert process(lab) == before
+
+
+def test_a_seat_that_gives_up_answers_503_with_retry_after(
+    lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]
+) -> None:
+    """A patched file that somebody reverted keeps the seat from starting: the quickest crash loop there is."""
+    patched = "lib/python3.11/site-packages/vllm/entrypoints/launchers/launcher.py"
+    file = f"/etc/vllm/seats/{SEAT}/current/release/{patched}"
+    lab.host(HOST, "cp", "-a", file, "/root/kept.py")
+    lab.host(HOST, "tee", "-a", file, stdin="# by hand\n")
+    try:
+        lab.host(HOST, "systemctl", "kill", "--signal=SIGKILL", UNIT)
+        deadline = time.monotonic() + 180
+        stub = f"seatfleet-stub@{PORT}.service"
+        while lab.host(HOST, "systemctl", "is-active", stub, check=False).output.strip() != "active":
+            assert time.monotonic() < deadline, lab.host(HOST, "systemctl", "status", UNIT, check=False).output
+            time.sleep(2)
+        assert "seat_draining" in lab.host(HOST, "curl", "-s", f"http://127.0.0.1:{PORT}/v1/models").output
+        found = drift(lab, tmp_path)
+        assert {row["part"] for row in found} == {"release", "seat"}
+        status = lab.run("ansible-playbook", "playbooks/status.yml", "-l", HOST).output
+        assert "systemd gave it up; its port answers 503 with Retry-After" in status
+    finally:
+        lab.host(HOST, "cp", "-a", "/root/kept.py", file)
+    lab.site("-l", HOST)
+    assert call(hammer()) == OK
+    assert drift(lab, tmp_path) == []
+
+
+def test_a_removed_seat_is_gone_and_comes_back_from_the_repository(
+    lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]
+) -> None:
+    lab.run("ansible-playbook", "playbooks/remove.yml", "-e", f"seat={SEAT}", "-l", HOST)
+    assert call(hammer()).startswith(("400", "403"))
+    for path in (f"/etc/vllm/seats/{SEAT}", f"/etc/systemd/system/{UNIT}", f"/var/cache/vllm/{SEAT}"):
+        assert lab.host(HOST, "test", "-e", path, check=False).code != 0, path
+    assert lab.host(HOST, "ls", "/opt/vllm/releases", "/srv/models/tiny-oracle").output
+    assert {row["part"] for row in drift(lab, tmp_path)} == {"seat", "alias", "key"}
+    lab.site("-l", HOST)
+    assert call(hammer()) == OK
+    assert drift(lab, tmp_path) == []

@@ -1,0 +1,85 @@
+"""What is left of a seat after its removal: its evidence, and what others use."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fake_machine import FakeMachine
+from seat_examples import CPU, RELEASE, TINY, seat
+
+from seatfleet.core.paths import SeatPaths
+from seatfleet.core.removal import remove
+from seatfleet.core.render import render
+from seatfleet.core.rollout import roll_out
+from seatfleet.core.staging import stage_host
+
+SEAT, OTHER = "lab-oracle", "lab-dense"
+KEYS = {SEAT: "sk-seat-1", OTHER: "sk-seat-2"}
+WANTED = render(seat(SEAT), RELEASE, TINY, CPU)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    for directory in ("etc/systemd/system", f"var/cache/vllm/{SEAT}/x", f"var/lib/seatfleet/evidence/{SEAT}"):
+        (tmp_path / directory).mkdir(parents=True)
+    for path in (RELEASE.path, TINY.path):
+        (tmp_path / path.lstrip("/")).mkdir(parents=True)
+    fake = FakeMachine(SeatPaths(SEAT, tmp_path))
+    stage_host([WANTED], KEYS, check=False, root=tmp_path)
+    roll_out(fake, [WANTED], KEYS, tmp_path)
+    fake.calls.clear()
+    return fake
+
+
+def run(machine: FakeMachine, *, weights: bool = False, releases: bool = False, check: bool = False):
+    return remove(machine, machine.paths, weights=weights, releases=releases, check=check)
+
+
+def left(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if "systemd" not in path.parts}
+
+
+def test_a_seat_goes_and_its_evidence_stays(machine: FakeMachine) -> None:
+    root = machine.paths.root
+    foreseen = run(machine, check=True)
+    assert machine.process is not None
+    machine.requests = [1, 0, 0]
+    done = run(machine)
+    assert (done.failure, done.drained_s, done.aborted, machine.process) == (None, 2.0, 0, None)
+    assert done.removed == foreseen.removed
+    assert not (
+        machine.paths.home.exists() or machine.paths.unit.exists() or (root / f"var/cache/vllm/{SEAT}").exists()
+    )
+    assert {f"var/lib/seatfleet/evidence/{SEAT}", RELEASE.path[1:], TINY.path[1:]} <= left(root)
+    assert run(machine).removed == ()
+
+
+def test_weights_and_releases_only_when_asked_for_and_unused(machine: FakeMachine) -> None:
+    root = machine.paths.root
+    other = dataclasses.replace(WANTED, seat=OTHER)
+    stage_host([other], KEYS, check=False, root=root)
+    shared = run(machine, weights=True, releases=True, check=True)
+    assert shared.kept == (RELEASE.path, TINY.path)
+    (SeatPaths(OTHER, root).generation(other.name) / "manifest.json").unlink()
+    assert run(machine, weights=True, releases=True).kept == ()
+    assert not {RELEASE.path[1:], TINY.path[1:]} & left(root)
+
+
+def test_a_seat_that_does_not_stop_is_left_whole(machine: FakeMachine) -> None:
+    machine.immortal = True
+    before = left(machine.paths.root)
+    done = run(machine)
+    assert done.failure is not None
+    assert done.failure.startswith("nothing was removed: the seat does not stop")
+    assert (done.removed, left(machine.paths.root)) == ((), before)
+
+
+def test_the_rest_of_a_removal_that_was_killed_goes_too(machine: FakeMachine) -> None:
+    machine.paths.unit.unlink()
+    machine.process = None
+    for path in machine.paths.generations.iterdir():
+        (path / "manifest.json").unlink()
+    assert run(machine).failure is None
+    assert not machine.paths.home.exists()

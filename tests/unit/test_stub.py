@@ -1,0 +1,82 @@
+"""What callers of a seat that is away get: from the stub, and through LiteLLM's callback."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import runpy
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seatfleet.core.gateway_verdict import classify
+from seatfleet.core.stub import SeatStub
+
+CALLBACK = Path(__file__).resolve().parents[2] / "roles/gateway/files/seatfleet_retry_after.py"
+
+
+@pytest.fixture
+def connection() -> Iterator[http.client.HTTPConnection]:
+    with SeatStub(0, 15) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+        yield client
+        client.close()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "DELETE"])
+def test_every_request_gets_the_designed_answer_on_one_connection(
+    connection: http.client.HTTPConnection, method: str
+) -> None:
+    for body in (b"", b"x" * 200_000):
+        connection.request(method, "/v1/chat/completions", body)
+        answer = connection.getresponse()
+        text = answer.read()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "15")
+        assert (method == "HEAD") == (text == b"")
+
+
+def test_a_body_of_unknown_length_ends_the_connection(connection: http.client.HTTPConnection) -> None:
+    chunked = {"Transfer-Encoding": "chunked"}
+    connection.request("POST", "/v1/chat/completions", iter([b"abc"]), chunked, encode_chunked=True)
+    answer = connection.getresponse()
+    answer.read()
+    assert (answer.status, answer.will_close) == (503, True)
+
+
+def test_the_answer_is_classified_as_draining(connection: http.client.HTTPConnection) -> None:
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    # LiteLLM puts the whole body into the message of its own error.
+    body = {"error": {"message": f"litellm.ServiceUnavailableError: {answer.read().decode()}", "type": "x"}}
+    assert classify(answer.status, body).kind == "draining"
+    assert classify(500, body).kind == "seat_down"
+
+
+class UpstreamError(Exception):
+    def __init__(self, status: int, headers: dict[str, str] | None) -> None:
+        self.status_code = status
+        self.litellm_response_headers = headers
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (UpstreamError(503, {"retry-after": "15", "server": "x"}), {"retry-after": "15"}),
+        (UpstreamError(500, {"retry-after": "15"}), None),
+        (UpstreamError(503, {}), None),
+        (UpstreamError(503, None), None),
+    ],
+)
+def test_callback(monkeypatch: pytest.MonkeyPatch, error: UpstreamError, headers: dict[str, str] | None) -> None:
+    base = types.ModuleType("litellm.integrations.custom_logger")
+    base.CustomLogger = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm.integrations.custom_logger", base)
+    handler = runpy.run_path(str(CALLBACK))["handler"]
+    assert asyncio.run(handler.async_post_call_failure_hook({}, error, None)) is None
+    assert getattr(error, "headers", None) == headers
