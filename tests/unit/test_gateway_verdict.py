@@ -30,6 +30,7 @@ def body(kind: str, message: str) -> dict[str, Any]:
         (401, body("token_not_found_in_db", MISSING), "key_missing", True),
         (401, body("auth_error", "Authentication Error, No api key passed in."), "unauthorized", True),
         (401, body("auth_error", "Key is blocked. Update via `/key/unblock` if you're an admin."), "key_blocked", True),
+        (401, body("authentication_error", "litellm.AuthenticationError: Hosted_vllmException"), "seat_key", False),
         (401, body("expired_key", "Authentication Error - Expired Key."), "key_expired", True),
         (403, body("permission_error", "litellm.PermissionDeniedError: Model is blocked"), "alias_blocked", False),
         (400, body("invalid_request_error", "Invalid model name passed in model=ghost."), "alias_unknown", False),

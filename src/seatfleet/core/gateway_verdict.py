@@ -53,6 +53,10 @@ def classify(status: int, body: object) -> Verdict:
         return Verdict("ok", "answered")
     if kind in SCOPES:
         return Verdict(*SCOPES[kind])
+    if status in (401, 403) and "litellm.authenticationerror" in message.lower():
+        return Verdict(
+            "seat_key", "the seat refused the gateway's API key: run the seat's play, it registers the new one"
+        )
     if status == 401:
         if kind in ("token_not_found_in_db", "token_not_found"):
             return Verdict("key_missing", "the gateway does not know this key: register it, or correct the vault")
