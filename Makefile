@@ -40,9 +40,8 @@ system: ## Debian packages that the lab needs (root)
 	@lab/system-packages
 
 .PHONY: prepare
-prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle, models and trees, in parallel, into the cache
-	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models \
-	  prepare-trees
+prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and models, in parallel, into the cache
+	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models
 
 .PHONY: prepare-base prepare-release prepare-gateway prepare-models prepare-trees
 prepare-base:
@@ -55,7 +54,7 @@ prepare-gateway:
 prepare-models:
 	@$(BIN)/python lab/models/build.py "$(MIRROR)/models"
 # After the lab's wheelhouse, which one of the trees is unpacked from; the other two are downloads of 610 MB.
-prepare-trees: prepare-release
+prepare-trees: prepare-release ## Python files of the real wheels, which the patch series are tried on
 	@$(BIN)/seatctl release trees $(TREE_LOCKS)
 
 # ---- trying it out --------------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ docs-check: $(VENV)/.done ## Generated documents are up to date
 
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
-test: prepare test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
+test: prepare prepare-trees test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
 	$(BIN)/pytest tests/integration
 
 docs: $(VENV)/.done ## Write the generated documents
