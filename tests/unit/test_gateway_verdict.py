@@ -35,6 +35,7 @@ def body(kind: str, message: str) -> dict[str, Any]:
         (403, body("permission_error", "litellm.PermissionDeniedError: Model is blocked"), "alias_blocked", False),
         (400, body("invalid_request_error", "Invalid model name passed in model=ghost."), "alias_unknown", False),
         (429, body("all_deployments_in_cooldown", "No deployments available for selected model"), "cooldown", False),
+        (429, body("rate_limit_error", "No deployments available for selected model, Try"), "cooldown", False),
         (429, body("throttling_error", "Rate limit exceeded"), "rate_limited", False),
         (400, body("budget_exceeded", "Budget has been exceeded!"), "budget_exceeded", False),
         (404, body("None", "litellm.NotFoundError: The model `gen-large` does not exist."), "served_name", False),

@@ -69,7 +69,7 @@ def classify(status: int, body: object) -> Verdict:
         return Verdict("alias_blocked", "the deployment is blocked (/model/block): unblock it, or run the seat's play")
     if "budget" in kind or "budget" in message.lower():
         return Verdict("budget_exceeded", "a budget is used up: raise it, or wait for its reset")
-    if kind == "all_deployments_in_cooldown":
+    if kind == "all_deployments_in_cooldown" or message.startswith("No deployments available"):
         return Verdict("cooldown", "the seat failed a moment ago and is in cooldown: repeat after the cooldown")
     if status == 429:
         return Verdict("rate_limited", f"a rate limit was hit: {scrub(message)}")
