@@ -238,9 +238,9 @@ def test_the_seed_pair_boots_and_restores_wrong_states(probe: Probe) -> None:
 
 
 def test_without_the_split_states_are_wrong(probe: Probe) -> None:
-    oracle = probe("0.23.0 without split")["oracle"]
-    assert red(oracle["dflash"])
-    assert red(oracle["dflash16"])
+    """Where the drafter's blocks are smaller than Mamba's; where both have 2,240 tokens, chunks end right anyway."""
+    report = probe("0.23.0 without split")["oracle"]["dflash16"]
+    assert report["poisoned"] > report["hits"] / 10
 
 
 def test_series_0_23_reuses_right_states_in_the_geometry_of_the_seed(probe: Probe) -> None:
