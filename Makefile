@@ -108,3 +108,7 @@ docs: $(VENV)/.done ## Write the generated documents
 lock: $(VENV)/.done ## Re-resolve the locked tooling
 	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done
+
+.PHONY: gpu-pack
+gpu-pack: $(VENV)/.done ## What a GPU machine without a network needs for tests/gpu, in pieces, into .gpu-pack/
+	$(BIN)/python tests/gpu/pack.py
