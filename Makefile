@@ -71,7 +71,7 @@ lab-down: ## Remove the lab hosts (the cache stays)
 	@lab/lab destroy --all
 
 # ---- trusting a change ----------------------------------------------------------------------------------------------
-.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test
+.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test nightly
 lint: $(VENV)/.done ## ruff, yamllint, ansible-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -100,7 +100,10 @@ docs-check: $(VENV)/.done ## Generated documents are up to date
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
 test: prepare prepare-trees test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
+
+nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
+	$(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py
