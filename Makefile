@@ -103,7 +103,7 @@ test: prepare prepare-trees test-fast py313 ## Everything needed to trust a chan
 	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
 
 nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
-	$(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
+	SEATFLEET_NIGHTLY=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py

@@ -235,6 +235,17 @@ def test_a_seat_that_serves_others_is_refused(tmp_path: Path):
     assert runner.raw.boots() == () and seat.restored == 1
 
 
+def test_tool_calls_need_a_parser(tmp_path: Path):
+    changes = {"shapes": {"tool": {"max_tokens": 12}}, "primary": {"shapes": ["tool"], "concurrency": [1]}}
+    with pytest.raises(Refusal, match="R17 no parser"):
+        make(tmp_path, **changes).run()
+    seat = FakeSeat({"off": OFF, "k2": K2})
+    seat.config["tool-call-parser"] = "qwen3_xml"
+    runner = make(tmp_path / "with", seat, **changes)
+    runner.run()
+    assert analyse(runner.raw)["tool_calls"][0] == {"arm": "off", "n": 8, "ok": 0.0}
+
+
 def test_two_runs_of_one_campaign_exclude_each_other(tmp_path: Path):
     runner = make(tmp_path)
     runner.raw.path.mkdir()

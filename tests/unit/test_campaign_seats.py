@@ -155,6 +155,7 @@ class FakeMachine:
     left: dict[str, int] = field(default_factory=dict)
     held: bool = False
     fail: str = ""
+    requests: list[int] = field(default_factory=list)
 
     def unit_state(self, name: str) -> UnitState:
         return unit(name, "active" if name in self.running else "inactive")
@@ -165,6 +166,11 @@ class FakeMachine:
         pids = (7,) if generation or self.left.get(state.name) else ()
         listeners = (Owner(9, "python", "/user.slice"),) if self.held and port else ()
         return SeatState(state, process, pids, listeners)
+
+    def running_requests(self, base_url: str) -> int | None:
+        assert base_url == "http://127.0.0.1:8031"
+        self.calls.append("requests?")
+        return self.requests.pop(0) if self.requests else None
 
     def start(self, name: str) -> None:
         self.calls.append(f"start {name}")
@@ -193,6 +199,7 @@ ARM_UNIT = campaign_unit(SEAT)
 def seat(tmp_path: Path) -> SystemdSeat:
     home = tmp_path / "etc/vllm/seats" / SEAT
     shutil.copytree(GENERATIONS / SEAT, home / "generations/g")
+    (home / "generations/g/probe.json").write_text("{}")
     (home / "current").symlink_to("generations/g")
     (home / "api-key.env").write_text("VLLM_API_KEY=sk-seat-1\n")
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
@@ -226,7 +233,7 @@ def test_an_arms_unit_is_the_production_unit_elsewhere(name: str):
     assert "OnFailure" not in arm_unit(
         production.replace("[Unit]", "[Unit]\nOnFailure=x"), real, Path("/x"), exclusive=True
     )
-    assert f"Conflicts=vllm-seat-{real}" not in arm_unit(production, real, Path("/x"), exclusive=False)
+    assert f"Conflicts={file.name}" not in arm_unit(production, real, Path("/x"), exclusive=False)
 
 
 def test_a_unit_that_is_not_understood_is_refused():
@@ -248,6 +255,12 @@ def test_a_process_of_another_generation_is_refused(seat: SystemdSeat):
         seat.live()
 
 
+def test_arms_are_not_derived_from_a_generation_that_was_never_proven(seat: SystemdSeat):
+    (seat.paths.current / "probe.json").unlink()
+    with pytest.raises(Refusal, match="R18 unproven"):
+        seat.live()
+
+
 def test_a_seat_that_was_never_deployed_is_refused(tmp_path: Path):
     with pytest.raises(Refusal, match="deploy seat nowhere first"):
         SystemdSeat("nowhere", FakeMachine(), root=tmp_path).live()
@@ -256,9 +269,9 @@ def test_a_seat_that_was_never_deployed_is_refused(tmp_path: Path):
 def test_an_arm_is_written_and_started(seat: SystemdSeat):
     seat.machine.running[PRODUCTION] = generation(seat)
     seat.clear()
-    assert seat.machine.calls == [f"stop {PRODUCTION}"]
+    assert seat.machine.calls == ["requests?", f"stop {PRODUCTION}"]
     seat.start(config_of(seat), "k1")
-    assert seat.machine.calls[1:] == [f"reload {ARM_UNIT}", f"start {ARM_UNIT}"]
+    assert seat.machine.calls[2:] == [f"reload {ARM_UNIT}", f"start {ARM_UNIT}"]
     live = seat.home / "live"
     assert live.readlink() == Path("arms/k1")
     written = yaml.safe_load((live / "vllm.yaml").read_text())
@@ -270,6 +283,13 @@ def test_an_arm_is_written_and_started(seat: SystemdSeat):
     assert (live / "release").readlink() == Path(environment["SEATFLEET_RELEASE"])
     text = seat.unit_file.read_text()
     assert f"/var/lib/seatfleet/campaigns/{SEAT}/live/release/bin/vllm serve" in text
+
+
+def test_requests_that_run_may_end_before_production_is_stopped(seat: SystemdSeat, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("seatfleet.campaign.systemd.DRAIN_POLL_S", 0.0)
+    seat.machine.requests = [2, 0, 1, 0, 0, 7]
+    seat.clear()
+    assert seat.machine.calls == ["requests?"] * 5 + [f"stop {PRODUCTION}"]
 
 
 def test_a_shadow_seat_leaves_production_alone(seat: SystemdSeat):

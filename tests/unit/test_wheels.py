@@ -38,6 +38,8 @@ def test_the_project_wheel_runs_seatctl(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert b"seatctl = seatfleet.cli:main" in archive.read("seatfleet-0.1.0.dist-info/entry_points.txt")
         assert "seatfleet/py.typed" in archive.namelist()
+        data = {p.relative_to(PROJECT / "src").as_posix() for p in (PROJECT / "src/seatfleet").rglob("*.json*")}
+        assert data and data <= set(archive.namelist())
     script = "import sys; sys.path.insert(0, sys.argv.pop(1)); from seatfleet.cli import main; sys.exit(main())"
     result = subprocess.run(
         [sys.executable, "-I", "-c", script, str(wheel), "--version"], capture_output=True, text=True, check=False

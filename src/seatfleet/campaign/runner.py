@@ -137,6 +137,7 @@ class Runner:
     def _create(self, live: Deployment) -> None:
         overrides = self._shadow_overrides()
         configs = self.configs(live, overrides)
+        self._refuse_missing_parser(configs[self.definition.control])
         order = [slot.arm for slot in make_schedule(self.definition)]
         RawCampaign.create(
             self.raw.path,
@@ -156,6 +157,11 @@ class Runner:
             order,
         )
         self.say(f"order of boots: {' '.join(order)}")
+
+    def _refuse_missing_parser(self, config: ArmConfig) -> None:
+        asks_for_tools = any(use.name == "tool" for use in self.definition.shapes)
+        if asks_for_tools and not config.settings.get("tool-call-parser"):
+            raise Refusal("R17 no parser", "the shape tool needs a seat with tool_call_parser; the live one has none")
 
     def _shadow_overrides(self) -> dict[str, Any]:
         shadow = self.definition.shadow

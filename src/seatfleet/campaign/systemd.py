@@ -23,6 +23,7 @@ import yaml
 from ..clients.probe import Host, SystemHost
 from ..clients.systemd import read_journal, read_unit
 from ..core.flow_yaml import dump_mapping
+from ..core.generations import EVIDENCE_FILE
 from ..core.machine import LocalMachine
 from ..core.manifest import Manifest, read_api_key
 from ..core.paths import CACHE, SEATS, SeatPaths, unit_name
@@ -36,6 +37,7 @@ CAMPAIGNS = "/var/lib/seatfleet/campaigns"
 CACHE_NAME = "vllm-campaign"
 _LOG_LINES = 200_000
 _COMMAND_LIMIT_S = 120
+DRAIN_POLL_S = 1.0
 _CACHE_VARIABLES = {**CACHE_FOLDERS, "XDG_CACHE_HOME": "xdg"}
 
 
@@ -59,6 +61,9 @@ class Machine(Protocol):
 
     def reload(self, unit: str) -> None:
         """Make systemd read its unit files again and forget earlier failed starts of a unit."""
+
+    def running_requests(self, base_url: str) -> int | None:
+        """Return how many requests a seat works on, None when it does not say."""
 
 
 class CampaignMachine(LocalMachine):
@@ -100,8 +105,9 @@ def arm_unit(production: str, seat: str, home: Path, *, exclusive: bool) -> str:
             raise SeatFailed(f"the unit of seat {seat} has no {old!r}: deploy the seat with this version first")
         text = text.replace(old, new)
     text = re.sub(r"(?m)^Description=(.*)$", r"Description=campaign arm of \1", text, count=1)
-    # production's stand-in for callers would take the port of an arm that crashed
-    text = re.sub(r"(?m)^OnFailure=.*\n", "", text)
+    # production's stand-in for callers would take the port of an arm that crashed, and settling would change
+    # production's generation while it is down
+    text = re.sub(r"(?m)^(OnFailure=.*|ExecStartPre=\+?\S+/seatctl settle .*)\n", "", text)
     if exclusive:
         text = text.replace("[Unit]\n", f"[Unit]\nConflicts={unit_name(seat)}\n", 1)
     return text.rstrip() + "\n"
@@ -169,6 +175,9 @@ class SystemdSeat:
     def _read_live(self) -> Deployment:
         manifest = self._manifest()
         self._refuse_another_process(manifest)
+        if not (self.paths.current / EVIDENCE_FILE).is_file():
+            reason = f"generation {manifest['generation']} of seat {self.seat} was never proven; deploy the seat first"
+            raise Refusal("R18 unproven", reason)
         text = (self.paths.current / "vllm.yaml").read_bytes()
         environment = dict(manifest["environment"])
         self.api_key = read_api_key(self.paths.api_key)  # arms answer to the seat's own key
@@ -203,11 +212,24 @@ class SystemdSeat:
         return f"{_cache_home(self.seat)}/{cache}"
 
     def clear(self) -> None:
-        """Stop production and wait until nothing is left of it; a shadow seat leaves it alone."""
+        """Let production end what it works on, stop it, and wait until nothing is left; a shadow seat leaves it alone.
+
+        Nobody should be calling any more: the playbook has closed the aliases.
+        """
         if not self.shadow:
             self.live()  # refuses a process of another generation while there is one to look at
             manifest = self._manifest()
+            self._drain(str(manifest["base_url"]), float(manifest["probe"].get("drain_timeout_s", 0)))
             self._stop(unit_name(self.seat), int(manifest["port"]), float(manifest["probe"]["stop_timeout_s"]))
+
+    def _drain(self, base_url: str, limit_s: float) -> None:
+        deadline, idle = time.monotonic() + limit_s, 0
+        # nothing twice in a row: a request may be on its way from the gateway
+        while (running := self.machine.running_requests(base_url)) is not None:
+            idle = 0 if running else idle + 1
+            if idle == 2 or time.monotonic() >= deadline:
+                return
+            time.sleep(DRAIN_POLL_S)
 
     def start(self, config: ArmConfig, cache: str) -> None:
         """Write the arm's generation and unit, and start it."""

@@ -59,7 +59,7 @@ def build_project(project: Path, directory: Path) -> Path:
     files = {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted((root / settings["name"]).rglob("*"))
-        if path.is_file() and (path.suffix in {".py", ".json"} or path.name == "py.typed")
+        if path.is_file() and (path.suffix in {".py", ".json", ".jsonl"} or path.name == "py.typed")
     }
     scripts = "".join(f"{command} = {target}\n" for command, target in sorted(settings["scripts"].items()))
     files["{dist-info}/entry_points.txt"] = f"[console_scripts]\n{scripts}".encode()
