@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,31 @@ def test_an_interrupted_campaign_resumes_after_the_last_complete_boot(tmp_path: 
     assert (runner.raw.path / "boots/00_off_1/boot.json").read_bytes() == first
     assert [arm for arm, _ in seat.starts] == ["off", "k2", "k2", "off"]
     assert analyse(again.raw)["campaign"]["gaps"] == []
+
+
+def test_a_signal_inside_the_event_loop_ends_the_campaign(tmp_path: Path):
+    """Raised between two callbacks of the loop, where any other exception is logged and forgotten."""
+    seat = FakeSeat({"off": replace(OFF, ttft_s=0.3), "k2": K2})
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted("SIGALRM")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    runner = make(tmp_path, seat)
+    started = seat.start
+
+    def start(config: Any, cache: str) -> None:
+        started(config, cache)
+        signal.setitimer(signal.ITIMER_REAL, 0.8)
+
+    seat.start = start
+    try:
+        with pytest.raises(Interrupted):
+            runner.run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert runner.raw.boots() == () and seat.restored == 1 and seat.server is None
 
 
 def test_after_a_long_pause_there_is_an_extra_control_boot_and_a_block(tmp_path: Path):

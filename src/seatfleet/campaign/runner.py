@@ -45,8 +45,12 @@ ATTEMPTS = 2
 END_TO_END_PROMPTS = 5
 
 
-class Interrupted(Exception):
-    """Somebody asked the campaign to end; it can be resumed."""
+class Interrupted(KeyboardInterrupt):
+    """Somebody asked the campaign to end; it can be resumed.
+
+    A KeyboardInterrupt, because an event loop swallows every other exception that a signal handler raises between two
+    of its callbacks: the campaign would go on, deaf to further signals.
+    """
 
 
 def client_sha256() -> str:
