@@ -82,6 +82,15 @@ def test_an_implant_keeps_the_proxy_from_starting(host: Lab) -> None:
     assert play(host).code == 0
 
 
+def test_a_restart_that_an_earlier_run_lost_is_made_good(host: Lab) -> None:
+    before = started(host)
+    host.host("gw-1", "touch", "/etc/litellm/config.yaml")
+    run = play(host)
+    assert (run.code, run.changed["gw-1"]) == (0, 1), run.output
+    assert started(host) != before
+    assert play(host).changed["gw-1"] == 0
+
+
 def test_a_missing_migration_is_applied_after_a_dump(host: Lab) -> None:
     dumps = "find /var/lib/litellm-dumps -name '*.dump'"
     before = host.host("gw-1", "sh", stdin=dumps).output.split()
