@@ -11,9 +11,11 @@ Pure: no I/O, and no key value leaves this module. Measured on LiteLLM 1.106.12 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from .gateway_state import LiveDeployment
@@ -29,6 +31,8 @@ GRANTS_FIELD = "seatfleet_grants"
 # Between a key alias and the start of its hash, for a value that goes on working after a rotation.
 RETIRED = ".retired-"
 _KEY_FORM = re.compile(r"sk-[A-Za-z0-9_-]{21,}")
+_DURATION = re.compile(r"(?P<number>[0-9]+)(?P<unit>[smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def key_hash(key: str) -> str:
@@ -46,6 +50,24 @@ def key_form_problem(key: str) -> str | None:
     return "a key must start with sk- and go on with at least 21 letters, digits, - or _"
 
 
+def duration_s(text: str) -> int:
+    """Return the seconds of a duration as LiteLLM writes it: ``90s``, ``30m``, ``24h``, ``7d``.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a duration such as 90s, 30m, 24h or 7d, seen {text!r}")
+    return int(match["number"]) * _SECONDS[match["unit"]]
+
+
+def moment(text: str) -> datetime:
+    """Return a point in time as the gateway writes it; without a zone it is UTC."""
+    read = datetime.fromisoformat(text)
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True)
 class KeyState:
     """One virtual key as the gateway knows it: never its value, only the SHA-256 of it."""
@@ -59,6 +81,7 @@ class KeyState:
     access_group_ids: tuple[str, ...] = ()
     blocked: bool = False
     expires: str | None = None
+    created: str | None = None
     spend: float = 0.0
     max_budget: float | None = None
 
@@ -75,6 +98,7 @@ class KeyState:
             access_group_ids=tuple(entry.get("access_group_ids") or ()),
             blocked=bool(entry.get("blocked")),
             expires=entry.get("expires"),
+            created=entry.get("created_at"),
             spend=float(entry.get("spend") or 0.0),
             max_budget=entry.get("max_budget"),
         )
@@ -88,6 +112,26 @@ class KeyState:
     def unrestricted(self) -> bool:
         """Whether the key's own list allows every alias: an empty list does, unless a team or access group caps it."""
         return not self.models or bool(EVERYTHING.intersection(self.models))
+
+    def obstacle(self, now: datetime) -> str | None:
+        """Return what stops every call with this key, whatever its list says: the word of a verdict, or None."""
+        if self.blocked:
+            return "key_blocked"
+        if (left := self.left_s(now)) is not None and left <= 0:
+            return "key_expired"
+        if self.max_budget is not None and self.spend >= self.max_budget:
+            return "budget_exceeded"
+        return None
+
+    def left_s(self, now: datetime) -> int | None:
+        """Return the seconds until the key expires, None when it does not."""
+        return None if self.expires is None else math.floor((moment(self.expires) - now).total_seconds())
+
+    def lifetime_s(self) -> int | None:
+        """Return how long the key lives from its creation to its expiry, None when it does not expire."""
+        if self.expires is None or self.created is None:
+            return None
+        return max(1, math.ceil((moment(self.expires) - moment(self.created)).total_seconds()))
 
     @property
     def grants(self) -> dict[str, str]:
@@ -109,7 +153,6 @@ class WantedKey:
     via: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     value: str | None = field(default=None, repr=False)
-    team: str | None = None
 
     def listed(self) -> set[str]:
         """Return the aliases that have to stand in the key's list, as no declared access group covers them."""
@@ -150,7 +193,7 @@ def edit_models(models: Sequence[str], add: Collection[str], remove: Collection[
 
 
 def wanted_for(alias: str, wanted: Iterable[WantedKey]) -> WantedKey | None:
-    """Return what is declared for a key alias; a rotated key's old value keeps the grants of the new one."""
+    """Return what is declared for a key alias; a rotated key's old value keeps what the new one is granted too."""
     by_alias = {want.alias: want for want in wanted}
     if alias in by_alias:
         return by_alias[alias]
@@ -233,11 +276,15 @@ class _KeyPlanner:
             self._edit(want, key)
 
     def other(self, key: KeyState, retired: WantedKey | None) -> None:
-        """Plan a key that is not declared: only what we put there, and what we removed, leaves its list."""
+        """Plan a key that is not declared: only what we put there, and what we removed, leaves its list.
+
+        The old value of a rotated key keeps what the new one has, and gains nothing: it is known by the form of its key
+        alias only, which everybody who may make keys can choose.
+        """
+        kept = retired.grants if retired is not None else {}
+        stale = (self._granted_here(key) | self.gone.intersection(key.models)) - set(kept)
         if retired is not None:
-            self.declared(retired)
-            return
-        stale = self._granted_here(key) | self.gone.intersection(key.models)
+            stale |= self.aliases.intersection(key.models) - set(kept) - set(retired.models)
         if stale and not key.unrestricted:
             self._update(key, (), stale, {})
 
