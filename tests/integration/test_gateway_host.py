@@ -112,7 +112,7 @@ def dumps(lab: Lab) -> set[str]:
 
 
 def test_another_release_is_selected_after_a_dump_and_the_older_one_comes_back(host: Lab, tmp_path: Path) -> None:
-    """The second release is a copy of the first, under the name that an edited lock gives: installing is shown above."""
+    """The second release is a copy of the first, under the name that an edited lock gives: no second installation."""
     lock = "files/locks/litellm-1.106.12-cp311-x86_64.txt"
     edited = host.edited(tmp_path / "edited", [(lock, "# then one wheel", "# Then one wheel")])
     foreseen = play(edited, "--check")

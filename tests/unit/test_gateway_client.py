@@ -280,6 +280,25 @@ def test_the_cap_of_a_keys_team_is_known(stub: GatewayStub, gateway: Gateway) ->
         grant(gateway, wanted_keys("infra-ops"))
 
 
+def test_ghosts_of_a_run_that_was_cut_off_before_the_lists_are_cleaned(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    grant(gateway, wanted_keys("infra-ops"))
+    stub.key("sk-somebody-elses-key-00000", "foreign", ["gen-large", "other"])
+    sync_aliases(gateway, [], "fv-ml1")
+    # What that run dropped is known to nobody any more.
+    sync_keys(gateway, wanted_keys("infra-ops", grants={}), "fv-ml1", [], options=QUICK)
+    assert (stub.models("foreign"), stub.models("infra-ops")) == (["other"], ["no-default-models"])
+
+
+def test_an_alias_that_moved_to_another_host_is_no_ghost(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    grant(gateway, wanted_keys("infra-ops"))
+    stub.key("sk-somebody-elses-key-00000", "foreign", ["gen-large"])
+    sync_aliases(gateway, [want(host="spark-1")], "spark-1")
+    sync_keys(gateway, wanted_keys("infra-ops", grants={}), "fv-ml1", [], options=QUICK)
+    assert stub.models("foreign") == ["gen-large"]
+
+
 def test_check_mode_writes_no_key(stub: GatewayStub, gateway: Gateway) -> None:
     checked = grant(gateway, wanted_keys("infra-ops"), check=True)
     assert checked.changed

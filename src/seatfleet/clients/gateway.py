@@ -307,6 +307,14 @@ class Gateway:
         body = self._call("GET", "/access_group/list")
         return {group["access_group"]: list(group["model_names"]) for group in body["access_groups"]}
 
+    def shared_groups(self) -> dict[str, tuple[str, list[str]]]:
+        """Return the access groups that keys name by id: id -> (name, aliases)."""
+        body = self._call("GET", "/v1/access_group")
+        return {
+            group["access_group_id"]: (str(group["access_group_name"]), list(group["access_model_names"]))
+            for group in body
+        }
+
     # --- as a caller ---
 
     def models(self) -> list[str]:

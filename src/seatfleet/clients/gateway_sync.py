@@ -28,6 +28,7 @@ from ..core.gateway_keys import (
     WantedKey,
     duration_s,
     ghosts,
+    lost_aliases,
     plan_keys,
     wanted_for,
 )
@@ -292,8 +293,11 @@ def sync_keys(
     steps: list[KeyStep] = []
     with gateway_lock(gateway.url):
         wrote_at: float | None = None
+        served = {item.alias for item in gateway.list_deployments()}
         for _ in range(MAX_ROUNDS):
-            plan = _plan_keys(gateway.list_keys(), wanted, host, aliases, dropped, options)
+            live = gateway.list_keys()
+            dropped = {*dropped, *lost_aliases(live, host, {*served, *aliases})}
+            plan = _plan_keys(live, wanted, host, aliases, dropped, options)
             if plan.steps:
                 steps += plan.steps
                 if check:
@@ -311,7 +315,7 @@ def sync_keys(
                 " them; find it and run again",
                 kind="contested",
             )
-        names = set(gateway.access_groups()) | {item.alias for item in gateway.list_deployments()} | set(aliases)
+        names = set(gateway.access_groups()) | served | set(aliases)
         leftover = ghosts(gateway.list_keys(), names)
     before: dict[str, Sequence[str]] = {}
     after: dict[str, Sequence[str]] = {}

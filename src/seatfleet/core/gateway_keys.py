@@ -226,12 +226,13 @@ def plan_keys(
     an entry for an alias that this run removed.
     """
     planner = _KeyPlanner(live, host, frozenset(aliases), frozenset(dropped) - frozenset(aliases), rotate, may_generate)
-    for want in sorted(wanted, key=lambda item: item.alias):
-        planner.declared(want)
     named = {want.alias for want in wanted}
+    # Declared keys last: their record of grants is what a run after one that was cut off goes by.
     for key in live:
         if key.alias not in named:
             planner.other(key, wanted_for(key.alias, wanted))
+    for want in sorted(wanted, key=lambda item: item.alias):
+        planner.declared(want)
     return KeyPlan(tuple(planner.steps), tuple(planner.problems), tuple(planner.notes))
 
 
@@ -388,14 +389,32 @@ def ghosts(keys: Iterable[KeyState], names: Collection[str]) -> dict[str, list[s
     return found
 
 
+def lost_aliases(keys: Iterable[KeyState], host: str, served: Collection[str]) -> set[str]:
+    """Return aliases that a key was granted for a seat of ``host`` and that nobody serves any more.
+
+    After a run that deleted the deployment and was cut off before the lists, only this record tells of the ghost.
+    """
+    granted = {name for key in keys for name, seat in key.grants.items() if seat.split("/", 1)[0] == host}
+    return granted - set(served)
+
+
 def who_can_call(
-    alias: str, deployments: Iterable[LiveDeployment], keys: Iterable[KeyState]
+    alias: str,
+    deployments: Iterable[LiveDeployment],
+    keys: Iterable[KeyState],
+    shared_groups: Mapping[str, tuple[str, Collection[str]]] | None = None,
 ) -> list[tuple[KeyState, str]]:
-    """Return the keys that may call an alias by their lists, each with the reason."""
+    """Return the keys that may call an alias by their lists, each with the reason.
+
+    ``shared_groups`` are LiteLLM's access groups with an id of their own: id -> (name, aliases).
+    """
+    through = {group: name for group, (name, models) in (shared_groups or {}).items() if alias in models}
     groups = {group for item in deployments if item.alias == alias for group in item.access_groups}
     allowed: list[tuple[KeyState, str]] = []
     for key in keys:
         reason = _reason(key, alias, groups)
+        if reason is None and (shared := sorted(through[group] for group in key.access_group_ids if group in through)):
+            reason = f"shared access group {', '.join(shared)}"
         if reason is None:
             continue
         if key.team_models and not (EVERYTHING | groups | {alias}).intersection(key.team_models):
