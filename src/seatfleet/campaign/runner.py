@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -46,11 +46,7 @@ END_TO_END_PROMPTS = 5
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked the campaign to end; it can be resumed.
-
-    A KeyboardInterrupt, because an event loop swallows every other exception that a signal handler raises between two
-    of its callbacks: the campaign would go on, deaf to further signals.
-    """
+    """Somebody asked the campaign to end; it can be resumed. No Exception, so that no handler of errors takes it."""
 
 
 def client_sha256() -> str:
@@ -75,6 +71,10 @@ class Runner:
     answers: Callable[[Manifest, SeatClient, Host, Path], Answers] = check_answers
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
+    interrupted: str | None = None
+    restoring: bool = False
+    _looping: bool = False
+    _task: asyncio.Task[CellRun] | None = None
     shapes: dict[str, Shape] = field(default_factory=dict)
     boot_seconds: list[float] = field(default_factory=list)
 
@@ -90,10 +90,53 @@ class Runner:
                 self._measure_all()
                 self.control.discard()
             except Interrupted as error:
+                self.restoring = True
                 self.raw.clear_partial(f"interrupted by {error}")
                 raise
             finally:
+                self.restoring = True
                 self.control.restore()
+
+    def interrupt(self, reason: str) -> None:
+        """Ask for the end, from a signal handler; production is restored without being interrupted again.
+
+        Inside an event loop the cell's task is cancelled: what a handler raises there is lost between two callbacks, or
+        leaves the loop's cancel scopes spinning (both seen). Outside it is raised, and remembered all the same, because
+        Python drops it inside a destructor.
+
+        Raises:
+            Interrupted: at once, outside of an event loop.
+        """
+        self.interrupted = reason
+        if self.restoring:
+            return
+        if not self._looping:
+            raise Interrupted(reason)
+        if self._task is not None:
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def go_on(self) -> None:
+        """Raise :class:`Interrupted` when somebody has asked for the end."""
+        if self.interrupted is not None and not self.restoring:
+            raise Interrupted(self.interrupted)
+
+    def run_cell(self, cell: Coroutine[Any, Any, CellRun]) -> CellRun:
+        """Run one cell in an event loop of its own, ended by :meth:`interrupt`."""
+
+        async def guarded() -> CellRun:
+            self._task = asyncio.ensure_future(cell)
+            if self.interrupted is not None:
+                self._task.cancel()
+            return await self._task
+
+        self._looping = True
+        try:
+            return asyncio.run(guarded())
+        except asyncio.CancelledError:
+            raise Interrupted(self.interrupted or "cancelled") from None
+        finally:
+            self._looping, self._task = False, None
+            self.go_on()
 
     def _locked(self) -> AbstractContextManager[None]:
         self.raw.path.mkdir(parents=True, exist_ok=True)
@@ -333,6 +376,7 @@ class _Boot:
         self.identity: str | None = None
 
     def __enter__(self) -> Self:
+        self.runner.go_on()
         self.control.stop()
         self.cooldown = machine.calm_down(self.rest, self.definition.idle_s, self.control.gpus, sleep=self.runner.sleep)
         try:
@@ -395,7 +439,7 @@ class _Boot:
 
     def _cell(self, prompts: Sequence[Prompt], concurrency: int, **options: Any) -> CellRun:  # noqa: ANN401
         load = LoadClient(self.target, self.definition.sampling, self.definition.chat_template_kwargs)
-        return asyncio.run(load.cell(prompts, concurrency, **options))
+        return self.runner.run_cell(load.cell(prompts, concurrency, **options))
 
     def warm_up(self, shapes: Mapping[str, Shape]) -> None:
         """Run every shape at every concurrency once, discarded: kernels are built, first waves took 40 to 57 s."""

@@ -198,14 +198,6 @@ def _run(args: argparse.Namespace) -> int:
 
     definition, written = _read_definition(args.definition, args.name)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # once: the clean-up itself must not be interrupted
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)
-        raise Interrupted(signal.Signals(number).name)
-
-    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, interrupt)
     raw = args.raw or directory_for(args.base, args.name, datetime.now(UTC), new=args.new)
     runner = Runner(
         definition,
@@ -215,6 +207,12 @@ def _run(args: argparse.Namespace) -> int:
         host_name=os.uname().nodename,
         say=lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True),
     )
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        runner.interrupt(signal.Signals(number).name)
+
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, interrupt)
     try:
         runner.run()
     except Interrupted as error:
