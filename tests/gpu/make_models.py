@@ -6,6 +6,7 @@ in 4 small layers, so that the engine makes blocks of 2,240 tokens and a drafter
 target-random   random weights: the recurrent state matters, so a wrong restored one shows in the logprobs
 target-fp8      the same with its shared experts in block-wise FP8, declared nowhere (an AutoRound hybrid checkpoint)
 target-fp8-ref  the same with those experts dequantized to bf16
+target-large    no weights: the 122B's head (248,320 x 3,072) on four small layers, to be filled with dummies
 target-copy     every block writes zero and the head is the embedding: it repeats its last token
 drafter-good    reads the repeated token from its own KV of the context: uniform attention, value = target hidden state.
                 It is right only while at least 60 % of the context's drafter KV holds that token, so a hit that
@@ -220,6 +221,16 @@ def drafter(folder: Path, sign: float) -> None:
     tokenizer().save_pretrained(folder)
 
 
+def large_target(base: Path, out: Path) -> None:
+    """Write target-large: no weights, only the head's real size (vLLM fills it with dummies)."""
+    folder = out / "target-large"
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((base / "config.json").read_text())
+    config["text_config"] |= {"vocab_size": 248_320, "hidden_size": 3072}
+    config["vision_config"] |= {"out_hidden_size": 3072}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def main() -> int:
     """Write everything below OUT."""
     out = Path(sys.argv[1])
@@ -227,6 +238,7 @@ def main() -> int:
     random_target(base)
     fp8_twins(base, out)
     copying_target(base, out)
+    large_target(base, out)
     drafter(out / "drafter-good", 1.0)
     drafter(out / "drafter-broken", -1.0)
     return 0

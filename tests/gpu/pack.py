@@ -21,8 +21,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 LOCK = PROJECT / "files/locks/vllm-0.23.0-cp312-x86_64.txt"
 ON_THE_MACHINE = re.compile(r"(torch|torchvision|torchaudio|triton|numpy|numba|llvmlite|opencv-.*|nvidia-.*|cuda-.*)==")
 NOT_RUN = re.compile(
-    r"(flashinfer-.*|tilelang|z3-solver|quack-kernels|humming-kernels|tokenspeed-.*|torch-c-dlpack-ext|ml-dtypes"
-    r"|pyelftools|fastsafetensors|supervisor|grpcio)=="
+    r"(flashinfer-.*|tilelang|z3-solver|quack-kernels|tokenspeed-.*|torch-c-dlpack-ext|ml-dtypes"
+    r"|fastsafetensors|supervisor|grpcio)=="
 )
 #: Of the vLLM wheel: FlashAttention 2 holds no code for sm_90, the Rust front end and DeepGEMM are not used.
 VLLM_LEFT_OUT = re.compile(r"vllm/(vllm-rs|vllm_flash_attn/_vllm_fa2_C|third_party/deep_gemm/)")

@@ -6,6 +6,7 @@ cache; everything that is timed runs with one server left.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -23,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 LENGTHS = (5000, 6500, 8000, 9000, 10000, 30000)
-READY_S = 330
+READY_S = 400
 DRAFTS = 12
 GRAPHS = ["--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}']
+FIXED = ["--load-format", "safetensors", "--kv-cache-memory-bytes", str(8 * 2**30)]
+SIZED = ["--load-format", "dummy", "--gpu-memory-utilization", "0.2", "--enforce-eager"]
 COMMON = [
-    *("--load-format", "safetensors", "--language-model-only", "--max-model-len", "65536"),
-    *("--max-num-seqs", "8", "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", str(8 * 2**30)),
+    *("--language-model-only", "--max-model-len", "65536", "--max-num-seqs", "8", "--max-num-batched-tokens", "8192"),
     *("--gdn-prefill-backend", "triton", "--mamba-ssm-cache-dtype", "float32", "--enable-prefix-caching"),
 ]
 ENVIRONMENT = {
@@ -50,7 +52,7 @@ class Server:
     model: str
     drafter: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    flags: list[str] = field(default_factory=lambda: list(GRAPHS))
+    flags: list[str] = field(default_factory=lambda: [*FIXED, *GRAPHS])
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     ready_s: float | None = None
@@ -180,21 +182,32 @@ def next_turn(root: Path, server: Server, length: int, generate: int) -> dict[st
 
 
 def side_by_side(root: Path, server: Server) -> dict[str, Any]:
-    """Four prompts at a time, cold twice and warm: chunks are cut differently than alone."""
+    """Four prompts at a time: chunks are cut and batched differently every time, so cold differs from cold, too."""
     prompts = {length: prompt_of(length, 6) for length in (4700, 7100, 11300, 20000)}
 
+    def late(item: tuple[int, tuple[float, list[int]]], salt: str) -> dict[str, Any]:
+        time.sleep(item[1][0])
+        return server.complete(root, item[1][1], salt)
+
     def wave(salt: str) -> dict[int, dict[str, float]]:
+        dice = random.Random(salt)
+        arrivals = {length: (dice.uniform(0, 0.1), prompt) for length, prompt in prompts.items()}
         with ThreadPoolExecutor(len(prompts)) as pool:
-            answers = pool.map(lambda item: server.complete(root, item[1], salt), prompts.items())
+            answers = pool.map(lambda item: late(item, salt), arrivals.items())
             return {length: first_token(answer) for length, answer in zip(prompts, answers, strict=True)}
 
-    cold, again = wave("g"), wave("h")
-    warm, counted = delta(server, lambda: wave("g"))
+    cold, warm, hits = [], [], []
+    for number in range(6):
+        cold.append(wave(f"g{number}"))
+        again, counted = delta(server, lambda salt=f"g{number}": wave(salt))
+        warm.append(again)
+        hits.append(int(counted["prefix_cache_hits"]))
     return {
         "tokens": sum(prompts),
-        "hit": int(counted["prefix_cache_hits"]),
-        "cold_cold": max(distance(cold[n], again[n]) for n in prompts),
-        "cold_warm": max(distance(cold[n], warm[n]) for n in prompts),
+        "hits": hits,
+        "cold_cold": max(distance(a[n], b[n]) for n in prompts for a, b in itertools.combinations(cold, 2)),
+        "cold_warm": max(distance(a[n], b[n]) for n in prompts for a in cold for b in warm),
+        "warm_warm": max(distance(a[n], b[n]) for n in prompts for a, b in itertools.combinations(warm, 2)),
     }
 
 
@@ -247,7 +260,7 @@ SERVERS = [
     Server("stock", "stock", "target-random", "drafter-good"),
     Server("seed", "seed", "target-random", "drafter-good"),
     Server("ours", "ours", "target-random", "drafter-good"),
-    Server("ours-compiled", "ours", "target-random", "drafter-good", flags=[]),
+    Server("ours-compiled", "ours", "target-random", "drafter-good", flags=FIXED),
     Server("good", "ours", "target-copy", "drafter-good"),
     Server("broken", "ours", "target-copy", "drafter-broken"),
     Server("int8", "ours", "target-copy", "drafter-good", {"LM_HEAD_INT8": "1"}),
@@ -255,6 +268,11 @@ SERVERS = [
     Server("fp8-reference", "ours", "target-fp8-ref"),
     Server("fp8-stock", "stock", "target-fp8"),
     Server("fp8-count", "ours", "target-fp8", environment={"INC_EXPECT_FP8_LAYERS": "144"}),
+]
+#: The 122B's head on small layers, random: started one after the other, alone, because vLLM sizes the KV cache.
+HEADS = [
+    Server("head-bf16", "ours", "target-large", flags=SIZED),
+    Server("head-int8", "ours", "target-large", environment={"LM_HEAD_INT8": "1"}, flags=SIZED),
 ]
 
 
@@ -277,6 +295,23 @@ def guarded(root: Path, server: Server, report: dict[str, Any]) -> None:
         report["failed"] = repr(error)
 
 
+def described(server: Server, ready: bool) -> dict[str, Any]:
+    """Return how a start ended and what the log says about it."""
+    errors = server.said(r"(?:Assertion|NotImplemented|Value|Runtime|Import|ModuleNotFound)Error[^\n]{0,200}")
+    facts = server.said(
+        r"(?:GPU KV cache size|Available KV cache memory|Model loading took|\S+ is int8|\d+ layers of the checkpoint"
+        r"|Setting attention block size to \d+)[^\n]{0,80}"
+    )
+    code = server.process.poll() if server.process else None
+    return {
+        "ready": ready,
+        "exit": code,
+        "ready_s": server.ready_s and round(server.ready_s),
+        "errors": errors,
+        "log": facts,
+    }
+
+
 def shortened(log: Path) -> str:
     """Return the beginning and the end of a log."""
     lines = [line[:300] for line in log.read_text(errors="replace").splitlines()]
@@ -286,8 +321,9 @@ def shortened(log: Path) -> str:
 def main() -> int:
     """Start all, measure all, time one, write."""
     root, out = Path(sys.argv[1]), Path(sys.argv[2])
-    wanted = sys.argv[3].split(",") if len(sys.argv) > 3 else [server.name for server in SERVERS]
+    wanted = sys.argv[3].split(",") if len(sys.argv) > 3 else [server.name for server in (*SERVERS, *HEADS)]
     servers = [server for server in SERVERS if server.name in wanted]
+    heads = [server for server in HEADS if server.name in wanted]
     for number, server in enumerate(servers):
         server.start(root, 8100 + number)
     deadline = time.monotonic() + READY_S
@@ -296,14 +332,7 @@ def main() -> int:
         ready = {server.name: ok for server, ok in zip(servers, done, strict=True)}
     report: dict[str, dict[str, Any]] = {}
     for server in servers:
-        code = server.process.poll() if server.process else None
-        report[server.name] = {"ready": ready[server.name], "exit": code, "ready_s": server.ready_s}
-        report[server.name]["errors"] = server.said(
-            r"(?:Assertion|NotImplemented|Value|Runtime|Import)Error[^\n]{0,200}"
-        )
-        report[server.name]["log"] = server.said(
-            r"(?:GPU KV cache size|.*is int8|.*block-wise FP8|Setting attention block)[^\n]{0,160}"
-        )
+        report[server.name] = described(server, ready[server.name])
     running = [server for server in servers if ready[server.name]]
     print({name: (r["ready"], r["errors"][:1]) for name, r in report.items()}, flush=True)
     with ThreadPoolExecutor(max(len(running), 1)) as pool:
@@ -316,10 +345,15 @@ def main() -> int:
         if server.name == "ours":
             report["ours"]["first_token_times"] = first_token_times(root, server)
             server.stop()
-    (out / "proof.json").write_text(json.dumps(report, indent=1))
     for server in servers:
         server.stop()
-    (out / "logs.txt").write_text("".join(f"##### {server.name}\n{shortened(server.log)}\n" for server in servers))
+    for server in heads:
+        server.start(root, 8200)
+        report[server.name] = described(server, server.wait(time.monotonic() + READY_S))
+        server.stop()
+    (out / "proof.json").write_text(json.dumps(report, indent=1))
+    logs = (f"##### {server.name}\n{shortened(server.log)}\n" for server in (*servers, *heads))
+    (out / "logs.txt").write_text("".join(logs))
     return 0
 
 

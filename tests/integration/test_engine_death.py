@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from labrun import Lab
 
@@ -15,10 +16,7 @@ def test_exit_codes_with_the_patch_and_without(lab: Lab) -> None:
     lab.site("--limit", HOST, "--tags", "host,release,model")
     release = lab.host(HOST, "ls", "-d", "/opt/vllm/releases/0.32.0-*").output.strip()
     model = lab.host(HOST, "ls", "-d", "/srv/models/tiny-oracle/*").output.strip()
-    run = lab.run(
-        *("ansible", HOST, "-m", "ansible.builtin.script"),
-        *("-a", f"executable=/usr/bin/python3 tests/integration/engine_death.py {release} {WHEEL} {model}"),
-    )
-    found = next(line for line in run.output.replace("\\", "").splitlines() if "killed, pristine" in line)
-    codes = json.loads(found[found.index("{") : found.index("}") + 1])
+    script = (Path(__file__).parent / "engine_death.py").read_text()
+    run = lab.host(HOST, "python3", "-", release, WHEEL, model, stdin=script)
+    codes = json.loads(run.output.splitlines()[-1])
     assert codes == {"killed, pristine": 0, "killed, patched": 1, "stopped, patched": 0}

@@ -73,9 +73,9 @@ def test_the_first_delta_of_any_kind_is_the_first_token():
 
 
 def test_workers_start_together_and_run_at_once():
-    run = cell(Behaviour(ttft_s=0.02), concurrency=6)
+    run = cell(Behaviour(ttft_s=0.5), concurrency=6)
     first_six = [request.t_send_ns for request in run.requests[:6]]
-    assert (max(first_six) - min(first_six)) / 1e6 < 20
+    # No clock decides here: the last of them was sent before anybody had an answer.
     assert max(first_six) < min(request.t_last_ns for request in run.requests)
 
 

@@ -13,7 +13,9 @@ from seatfleet.core.flow_yaml import dump_mapping
 
 KEYS = st.from_regex(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", fullmatch=True)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=12)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=100), inner), max_leaves=12
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,6 +48,11 @@ def test_form(value: object, text: str) -> None:
 def test_refused_values(value: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         dump_mapping({"a": value})
+
+
+def test_a_key_that_yaml_would_lose_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 1024"):
+        dump_mapping({"a": {"x" * 1024: 1}})
 
 
 @pytest.mark.parametrize("key", ["", "A", "-a", "a b", "a:b", "a\n"])

@@ -391,7 +391,8 @@ def test_env_can_be_sourced_twice_from_anywhere(tmp_path: Path) -> None:
     assert seen["SEATFLEET_LAB"] == str(tmp_path / "here")
     assert seen["ANSIBLE_INVENTORY"] == str(PROJECT / "inventory" / "lab")
     assert seen["ANSIBLE_CONFIG"] == str(PROJECT / "ansible.cfg")
-    assert seen["PATH"].count(str(PROJECT / ".venv" / "bin")) <= 1
+    tools = str(PROJECT / ".venv" / "bin")
+    assert seen["PATH"].count(tools) <= max(1, environ["PATH"].count(tools)), "sourced twice, added twice"
     assert (tmp_path / "here" / "secrets.json").exists()
 
 

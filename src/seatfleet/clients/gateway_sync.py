@@ -146,9 +146,12 @@ def _carry_out(gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment]
 
 
 def _prove_gone(gateway: Gateway, alias: str) -> None:
-    """See that nobody is answered under an alias any more, not even the admin key."""
+    """See that nobody is answered under an alias any more, not even the admin key.
+
+    A proxy that has no deployment at all words its 400 differently, so that the status decides.
+    """
     answer = _patiently(lambda: gateway.complete(alias), ("ok", "draining"), SPREAD_S)
-    if answer.verdict.kind != "alias_unknown":
+    if answer.status not in (400, 404):
         by = f" by {answer.deployment}" if answer.deployment else ""
         raise GatewayError(
             f"alias {alias} was removed and is still answered{by}: {answer.verdict.sentence}. Look for a wildcard or a"

@@ -3,6 +3,7 @@
   lock NAME...    resolve the recipe NAME of files/locks/locks.yml again, as of its date, and write files/locks/NAME.txt
   check NAME...   say what is missing for a fetch: wheels that are on no index, pip, room on the disk
   fetch NAME...   build the wheelhouse of a lock in the cache: mirror/wheelhouses/NAME
+  trees NAME...   unpack the Python files of the lock's vLLM in the cache: mirror/trees/NAME, for trying patch series
   toolbox         build the hosts' toolbox, this checkout's own wheel among it, in the cache: mirror/toolbox
 
 The cache is $SEATFLEET_CACHE (default ~/.cache/seatfleet). Wheels that are on no package index are looked for in the
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     parser.add_argument("--project", type=Path, help="the checkout (default: the one around the current directory)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for action in ("lock", "check", "fetch", "toolbox"):
+    for action in ("lock", "check", "fetch", "trees", "toolbox"):
         parser = actions.add_parser(action)
         if action == "toolbox":
             parser.add_argument("names", nargs="*", metavar="NAME", default=["toolbox-cp311-x86_64"])
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(project: Path, args: argparse.Namespace) -> int:
     from seatfleet.clients import project as places
-    from seatfleet.clients import wheelhouse
+    from seatfleet.clients import trees, wheelhouse
     from seatfleet.core.locks import parse_lock
     from seatfleet.core.problems import ProblemsError
 
@@ -68,6 +69,10 @@ def _run(project: Path, args: argparse.Namespace) -> int:
     root = mirror / "wheelhouses"
     texts = {recipe: (directory / f"{recipe.name}.txt").read_text(encoding="utf-8") for recipe in recipes}
     locks = {recipe: parse_lock(text, f"files/locks/{recipe.name}.txt") for recipe, text in texts.items()}
+    if args.action == "trees":
+        for recipe, lock in locks.items():
+            trees.build(lock, recipe.name, places.cache_root(), _say)
+        return 0
     problems = [
         problem
         for recipe, lock in locks.items()

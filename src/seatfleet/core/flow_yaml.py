@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEY = re.compile(r"[a-z][a-z0-9._-]*")
+# YAML's limit for a key without a question mark; PyYAML does not find the end of a longer one.
+_LONGEST_KEY = 1024
 _BARE_EXPONENT = re.compile(r"^(-?[0-9]+)e")
 
 
@@ -37,10 +39,17 @@ def _flow(value: object) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_inner_key(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_flow(item) for item in value) + "]"
     raise ValueError(f"expected text, number, true/false, null, list or mapping, seen {type(value).__name__}")
+
+
+def _inner_key(key: str) -> str:
+    text = _text(key)
+    if len(text) > _LONGEST_KEY:
+        raise ValueError(f"expected keys of at most {_LONGEST_KEY} characters, seen {len(text)}: {key[:40]}...")
+    return text
 
 
 def _number(value: float) -> str:

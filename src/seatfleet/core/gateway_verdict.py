@@ -53,6 +53,10 @@ def classify(status: int, body: object) -> Verdict:
         return Verdict("ok", "answered")
     if kind in SCOPES:
         return Verdict(*SCOPES[kind])
+    if status in (401, 403) and "litellm.authenticationerror" in message.lower():
+        return Verdict(
+            "seat_key", "the seat refused the gateway's API key: run the seat's play, it registers the new one"
+        )
     if status == 401:
         if kind in ("token_not_found_in_db", "token_not_found"):
             return Verdict("key_missing", "the gateway does not know this key: register it, or correct the vault")
@@ -65,7 +69,7 @@ def classify(status: int, body: object) -> Verdict:
         return Verdict("alias_blocked", "the deployment is blocked (/model/block): unblock it, or run the seat's play")
     if "budget" in kind or "budget" in message.lower():
         return Verdict("budget_exceeded", "a budget is used up: raise it, or wait for its reset")
-    if kind == "all_deployments_in_cooldown":
+    if kind == "all_deployments_in_cooldown" or message.startswith("No deployments available"):
         return Verdict("cooldown", "the seat failed a moment ago and is in cooldown: repeat after the cooldown")
     if status == 429:
         return Verdict("rate_limited", f"a rate limit was hit: {scrub(message)}")

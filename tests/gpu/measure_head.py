@@ -1,6 +1,6 @@
-"""int8 head at the 122B's size against bf16: accuracy and speed on one GPU: ``kernels.py ROOT OUT``.
+"""int8 head at the 122B's size against bf16: accuracy and speed on one GPU: ``measure_head.py ROOT OUT``.
 
-Writes OUT/kernels.json. Times are medians of CUDA-event timings with a flushed L2 cache; bytes are those that must
+Writes OUT/head.json. Times are medians of CUDA-event timings with a flushed L2 cache; bytes are those that must
 move: weight, scales, input and output. Copy bandwidth counts bytes read and written.
 """
 
@@ -55,39 +55,32 @@ def speed(weight: torch.Tensor, quantized: torch.Tensor, scale: torch.Tensor, co
     return rows
 
 
-def sweep(quantized: torch.Tensor, scale: torch.Tensor) -> list[dict[str, Any]]:
-    """Time other tile shapes, to see how far the one in use is from the best here."""
-    found = []
-    for positions in (1, 13, 32):
-        x = torch.randn(positions, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        out = x.new_empty((positions, ROWS))
-        block_m = 16 if positions <= 16 else 32
-        for rows, depth, warps, stages in itertools.product((32, 64, 128, 256), (64, 128, 256), (4, 8), (3, 4, 5)):
+#: Numbers of positions to try other tiles for, with the block of tokens that holds them.
+SWEPT = {13: 16, 32: 32, 64: 64, 104: 128}
 
-            def launch(
-                x: torch.Tensor = x,
-                out: torch.Tensor = out,
-                shape: tuple[int, int, int, int, int] = (block_m, rows, depth, warps, stages),
-            ) -> None:
-                m, n, k, num_warps, num_stages = shape
-                grid = (-(-ROWS // n), 1)
-                int8_lm_head._head_kernel[grid](
-                    *(x, quantized, scale, out, x.shape[0], ROWS, HIDDEN, x.stride(0), out.stride(0)),
-                    BLOCK_M=m,
-                    BLOCK_N=n,
-                    BLOCK_K=k,
-                    num_warps=num_warps,
-                    num_stages=num_stages,
-                )
+
+def sweep(quantized: torch.Tensor, scale: torch.Tensor) -> list[dict[str, Any]]:
+    """Time other tile shapes (rows, depth, warps, stages) without the split; the best few per number of positions."""
+    best = []
+    for positions, block in SWEPT.items():
+        x = torch.randn(positions, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        parts, step = int8_lm_head.split_rows(x, block)
+        out = x.new_empty((positions, ROWS))
+        values = (parts, step, quantized, scale, out, positions, ROWS, HIDDEN, ROWS)
+        found = []
+        for rows, depth, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4)):
+            tile = {"BLOCK_M": block, "BLOCK_N": rows, "BLOCK_K": depth, "EVEN_K": True}
+            options = {**tile, "num_warps": warps, "num_stages": stages}
+
+            def launch(values: tuple[Any, ...] = values, options: dict[str, Any] = options) -> None:
+                int8_lm_head._head_kernel[1, -(-ROWS // options["BLOCK_N"])](*values, **options)
 
             try:
                 time = float(do_bench(launch, warmup=5, rep=30, return_mode="median"))
-            except Exception:  # shared memory exceeded
+            except Exception:  # more shared memory than there is
                 continue
             found.append({"positions": positions, "tile": [rows, depth, warps, stages], "ms": round(time, 4)})
-    best = []
-    for positions in (1, 13, 32):
-        best += sorted((row for row in found if row["positions"] == positions), key=lambda row: row["ms"])[:4]
+        best += sorted(found, key=lambda row: row["ms"])[:6]
     return best
 
 
@@ -149,11 +142,17 @@ def main() -> int:
         "captured": captured(quantized, scale),
         "accuracy": accuracy(weight, quantized, scale),
     }
-    (out / "kernels.json").write_text(json.dumps(report, indent=1))
+    (out / "head.json").write_text(json.dumps(report, indent=1))
     print(json.dumps(report))
+    if "--no-sweep" in sys.argv:
+        return 0
     report["sweep"] = sweep(quantized, scale)
-    (out / "kernels.json").write_text(json.dumps(report, indent=1))
-    print(json.dumps(report["sweep"]))
+    for positions, block in SWEPT.items():
+        best = next(row["tile"] for row in report["sweep"] if row["positions"] == positions)
+        int8_lm_head.TILES[block] = tuple(best)
+    report["speed_with_best_tiles"] = speed(weight, quantized, scale, copy)
+    (out / "head.json").write_text(json.dumps(report, indent=1))
+    print(json.dumps([report["sweep"], report["speed_with_best_tiles"]]))
     return 0
 
 
