@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .definition import Arm, Definition
+from .definition import Arm
 
 #: Environment that can change what the engine computes or how fast.
 ENV_PREFIXES = ("VLLM_", "TORCH", "PYTORCH_", "CUDA_", "NCCL_", "FLASHINFER_", "TRITON_", "OMP_", "MKL_")

@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 
 from ..clients.probe import Host, Options, probe
+from ..clients.probe.identity import CACHE_CONFIG, kv_cache_tokens
 from ..clients.vllm import Limits, SeatClient, SeatError
 from ..core.manifest import Manifest
 from ..core.metrics import MetricsError, boot_identity
@@ -426,9 +427,15 @@ class _Boot:
 
     def resolved(self) -> dict[str, Any]:
         """Return what the engine decided for itself."""
-        labels = next(iter(self.pages.read().infos("vllm:cache_config_info")), {})
+        page = self.pages.read()
+        labels = next(iter(page.infos(CACHE_CONFIG)), {})
         lengths = {card.id: card.max_model_len for card in self.client.models()}
-        return {**observe.induced(labels), "max_model_len": lengths.get(self.manifest.model_id)}
+        tokens, _ = kv_cache_tokens(page, self.control.log()[: self.ready_lines])  # no label before 0.28, a log line
+        return {
+            **observe.induced(labels),
+            "kv_cache_size_tokens": None if tokens is None else str(tokens),
+            "max_model_len": lengths.get(self.manifest.model_id),
+        }
 
     def canary(self) -> dict[str, Any]:
         """Return what is wrong with the seat's answers."""
