@@ -14,10 +14,14 @@ from labrun import HOSTS, PROJECT, Lab
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run)."""
+    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
+
+    With SEATFLEET_KEEP_LAB set they are taken as they are and left running, to repeat one test while writing it.
+    """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
-    handle.run(tool, "destroy", "--all")
+    if not os.environ.get("SEATFLEET_KEEP_LAB"):
+        handle.run(tool, "destroy", "--all")
     handle.run(tool, "up", *HOSTS)
     yield handle
     if not os.environ.get("SEATFLEET_KEEP_LAB"):
