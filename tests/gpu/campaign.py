@@ -56,13 +56,17 @@ def seat(root: Path) -> dict[str, Any]:
 
 
 def definition(root: Path) -> dict[str, Any]:
-    """Return the campaign. Bands follow from how the models are made, see docs/evidence/campaign-gpu.md."""
+    """Return the campaign.
+
+    What the drafter's way of guessing gives on these texts can be counted by hand: acceptance lengths of 3.65 and 6.23
+    on counting and of 1.28 and 1.33 on prose, with 4 and 12 drafts. The bands lie 10 to 20 % below.
+    """
 
     def arm(drafter: str, drafts: int) -> dict[str, Any]:
         model = str(root / "models" / drafter)
         return {"speculative-config": {"method": "dflash", "model": model, "num_speculative_tokens": drafts}}
 
-    healthy = {"n4": {"count": 2.5, "prose": 1.05}, "n12": {"count": 3.0, "prose": 1.05}}
+    healthy = {"n4": {"count": 3.2, "prose": 1.1}, "n12": {"count": 5.0, "prose": 1.1}}
     return {
         "seat": "gpu",
         "question": "Does DFlash make the fabricated hybrid faster on one H200, and with how many draft tokens?",
