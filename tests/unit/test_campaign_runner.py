@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from campaign_fake import Behaviour, FakeSeat
 
+from seatfleet.campaign import host
 from seatfleet.campaign import runner as runner_module
 from seatfleet.campaign.analysis import analyse
 from seatfleet.campaign.canary import Answers, check_answers
 from seatfleet.campaign.definition import load_definition
+from seatfleet.campaign.host import Calm
 from seatfleet.campaign.load import CellRun, LoadClient
 from seatfleet.campaign.parity import Refusal
 from seatfleet.campaign.rawdata import RawCampaign, RawError
@@ -353,6 +355,24 @@ def test_a_shadow_seat_has_its_own_port_and_gpus_in_every_arm(tmp_path: Path):
     runner = make(tmp_path, shadow={"gpus": [3], "port": 8099})
     configs = runner.configs(runner.control.live(), runner._shadow_overrides())
     assert {(c.settings["port"], c.env["CUDA_VISIBLE_DEVICES"]) for c in configs.values()} == {(8099, "3")}
+
+
+def test_the_cards_that_are_watched_are_those_of_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(host, "look", lambda gpus: asked.append(tuple(gpus)) or Calm(None, None, None))
+    seat = FakeSeat({"off": OFF, "k2": K2}, gpus=("2",))
+    cards = "env:CUDA_VISIBLE_DEVICES"
+    arms = {"off": {cards: "2"}, "k2": {cards: "2,3", "speculative-config": MTP}}
+    make(tmp_path, seat, arms=arms, studied_keys=["speculative-config", cards]).run()
+    assert asked[0] == ("2", "3") and seat.gpus == ("2", "3")
+
+
+def test_a_shadow_seat_on_a_card_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "gpu_processes", lambda gpus: [f"77 python on {gpus[0]}"])
+    seat = FakeSeat({"off": OFF, "k2": K2}, gpus=("2",))
+    with pytest.raises(Refusal, match=r"R19 GPU in use.* on 3 run: 77 python on 3"):
+        make(tmp_path, seat, shadow={"gpus": [3], "port": 8099}).run()
+    assert seat.starts == [] and seat.restored == 1
 
 
 def test_the_end_to_end_harness_is_a_metric_of_its_own(tmp_path: Path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -154,6 +154,8 @@ class Runner:
             self.raw.seal()
             self.say(f"campaign {self.raw.path.name} was complete already")
             return
+        self.control.gpus = _cards(configs.values()) or self.control.gpus
+        self._refuse_gpus_in_use()
         self.control.clear()
         rest = machine.look(self.control.gpus)
         if self.definition.kv_pin is not None and "kv_pin_search" not in manifest:
@@ -210,6 +212,13 @@ class Runner:
         asks_for_tools = any(use.name == "tool" for use in self.definition.shapes)
         if asks_for_tools and not config.settings.get("tool-call-parser"):
             raise Refusal("R17 no parser", "the shape tool needs a seat with tool_call_parser; the live one has none")
+
+    def _refuse_gpus_in_use(self) -> None:
+        """R19: a shadow seat beside somebody else's work measures that, too."""
+        busy = machine.gpu_processes(self.control.gpus) if self.definition.shadow else []
+        if busy:
+            where = ", ".join(self.control.gpus)
+            raise Refusal("R19 GPU in use", f"the shadow seat needs idle GPUs; on {where} run: {'; '.join(busy)}")
 
     def _shadow_overrides(self) -> dict[str, Any]:
         shadow = self.definition.shadow
@@ -362,6 +371,12 @@ class Runner:
         left = len(self.raw.progress().schedule) - len(self.raw.boots())
         eta = f", about {fmean(self.boot_seconds) * left / 60:.0f} minutes left" if self.boot_seconds else ""
         self.say(f"boot {slot.index + 1} of {slot.index + left}: {slot.arm}{eta}")
+
+
+def _cards(configs: Iterable[ArmConfig]) -> tuple[str, ...]:
+    """Return the cards that any arm may use: not those of the live seat for a shadow or with more of them per arm."""
+    visible = (config.env.get("CUDA_VISIBLE_DEVICES", "").split(",") for config in configs)
+    return tuple(dict.fromkeys(card for cards in visible for card in cards if card))
 
 
 class _Boot:
