@@ -204,6 +204,7 @@ def engine_config(method: str) -> Foreign:
         runner_type="generate",
         supports_multimodal_inputs=False,
         is_multimodal_model=False,
+        hf_config=SimpleNamespace(model_type="qwen3_5_moe"),
     )
     observability = SimpleNamespace(
         kv_cache_metrics=False,
@@ -641,13 +642,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", help="folder that holds vllm/, put before this Python's own packages")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="repeatable; default: seed")
-    parser.add_argument("--method", choices=METHODS, default="dflash")
+    parser.add_argument("--method", choices=METHODS, action="append", help="repeatable; default: dflash")
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args(argv)
     if args.site:
         sys.path.insert(0, args.site)
-    sys.dont_write_bytecode = True
+    # A release stays as its marker found it; the tests keep bytecode elsewhere.
+    sys.dont_write_bytecode = sys.pycache_prefix is None
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     started = time.monotonic()
     try:
@@ -656,7 +658,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"ok": False, "error": f"cannot import vLLM here: {error}"}))
         return 2
     loaded = time.monotonic()
-    reports = [examine(name, args.method, args.cases, args.seed) for name in args.scenario or ["seed"]]
+    reports = [
+        examine(scenario, method, args.cases, args.seed)
+        for method in args.method or ["dflash"]
+        for scenario in args.scenario or ["seed"]
+    ]
     sizes = measured_again()
     ok = sizes == MEASURED and all(report["ok"] for report in reports)
     timing = {"import_s": round(loaded - started, 1), "run_s": round(time.monotonic() - loaded, 1)}

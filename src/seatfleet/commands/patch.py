@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selftest.add_argument("--python", type=Path, default=Path(sys.executable), help="the release's own Python")
     selftest.add_argument("--site", type=Path, help="packages to put before those of that Python")
     selftest.add_argument("--scenario", choices=kv_oracle.SCENARIOS, action="append")
-    selftest.add_argument("--method", choices=kv_oracle.METHODS, default="dflash")
+    selftest.add_argument("--method", choices=kv_oracle.METHODS, action="append")
     selftest.add_argument("--cases", type=int, default=60)
     selftest.add_argument("--seed", type=int, default=7)
     selftest.set_defaults(run_action=_selftest)
@@ -134,8 +134,9 @@ def _say(series: Series, changed: bool, done: str, nothing: str) -> int:
 
 def _selftest(args: argparse.Namespace) -> int:
     """Run the oracle, a file on its own, in the release's Python (isolated from this one's packages)."""
-    command = [str(args.python), "-P", str(Path(kv_oracle.__file__)), "--method", args.method]
+    command = [str(args.python), "-P", str(Path(kv_oracle.__file__))]
     command += ["--cases", str(args.cases), "--seed", str(args.seed)]
+    command += [part for name in args.method or () for part in ("--method", name)]
     command += [part for name in args.scenario or () for part in ("--scenario", name)]
     command += ["--site", str(args.site)] if args.site else []
     return subprocess.run(command, check=False, timeout=SELFTEST_TIMEOUT_S).returncode
