@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +147,11 @@ def _selftest(args: argparse.Namespace) -> int:
 
 def _survey(args: argparse.Namespace) -> int:
     """Survey with the nearest older (or equal) series; exit 1 when something needs porting."""
-    wheel = Wheel(args.wheel)
-    folder = _nearest(args.series_root, wheel)
+    folders = [file.parent for file in sorted(args.series_root.glob("*/series.yml"))]
+    if not folders:
+        raise PatchError([Problem(str(args.series_root), "", "series", "at least one folder with series.yml", "none")])
+    wheel = Wheel(args.wheel, {_name_of(folder)[0] for folder in folders})
+    folder = _nearest(folders, wheel)
     series = _read_series(folder)
     found = patch_survey.survey(series, patches.load_diffs(folder, series), wheel.read, wheel.version)
     print(f"{wheel.distribution} {wheel.version} against {folder}")
@@ -159,8 +162,8 @@ def _survey(args: argparse.Namespace) -> int:
 
 
 def _hash(args: argparse.Namespace) -> int:
-    wheel = Wheel(args.wheel)
     mapping = yaml.safe_load((args.series / "series.yml").read_text())
+    wheel = Wheel(args.wheel, {mapping["distribution"]})
     filled = fill_hashes(mapping, args.series, wheel.read, wheel.recorded())
     patches.load_series(filled, str(args.series / "series.yml"))
     (args.series / "series.yml").write_text(dump_series(filled))
@@ -169,8 +172,8 @@ def _hash(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    wheel = Wheel(args.wheel)
     series = _read_series(args.series)
+    wheel = Wheel(args.wheel, {series.distribution})
     found = patch_survey.survey(series, patches.load_diffs(args.series, series), wheel.read, wheel.version)
     started, diffs = patch_survey.ported(series, found, wheel.read, wheel.version)
     args.folder.mkdir(parents=True)
@@ -183,16 +186,21 @@ def _new(args: argparse.Namespace) -> int:
 
 
 class Wheel:
-    """A wheel file, or a folder with one unpacked: its name, version and files."""
+    """A wheel file, or a folder with one unpacked or installed: its name, version and files.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``distributions`` are the names that count when there are others beside it.
+    """
+
+    def __init__(self, path: Path, distributions: Iterable[str]) -> None:
+        self.path, known = path, set(distributions)
         self._zip = zipfile.ZipFile(path) if path.is_file() else None
         names = self._zip.namelist() if self._zip else [str(p.relative_to(path)) for p in path.glob("*.dist-info/*")]
-        infos = sorted({name.split("/")[0] for name in names if re.match(r"[^/]+\.dist-info/", name)})
+        infos = {name.split("/")[0] for name in names if re.match(r"[^/]+\.dist-info/", name)}
+        infos = {info for info in infos if info.split("-")[0] in known}
         if len(infos) != 1:
-            raise PatchError([Problem(str(path), "wheel", "", "exactly one .dist-info folder", ", ".join(infos))])
-        self.info = infos[0]
+            expected = f"the .dist-info folder of one of {', '.join(sorted(known))}"
+            raise PatchError([Problem(str(path), "wheel", "", expected, ", ".join(sorted(infos)) or "none")])
+        (self.info,) = infos
         metadata = email.message_from_bytes(self.read(f"{self.info}/METADATA") or b"")
         self.distribution, self.version = self.info.removesuffix(".dist-info").split("-")[0], str(metadata["Version"])
 
@@ -257,7 +265,8 @@ def dump_series(mapping: Mapping[str, Any]) -> str:
         {key: entry[key] for key in (*_ORDER, *(k for k in entry if k not in _ORDER)) if key in entry}
         for entry in mapping["patches"]
     ]
-    plain = {**mapping, "patches": entries}
+    head = {key: mapping[key] for key in ("format", "distribution", "version")}
+    plain = {**head, "patches": entries}
     return "---\n" + yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -284,11 +293,15 @@ def _read_series(path: Path) -> Series:
     return patches.load_series(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text), str(file))
 
 
-def _nearest(root: Path, wheel: Wheel) -> Path:
+def _name_of(folder: Path) -> tuple[str, str]:
+    """Return distribution and version of a series by its folder's name: ``vllm-0.23.0``."""
+    distribution, _, version = folder.name.rpartition("-")
+    return distribution, version
+
+
+def _nearest(folders: Sequence[Path], wheel: Wheel) -> Path:
     """Return the folder of the newest series that is not newer than the wheel; else the oldest one there is."""
-    folders = sorted(root.glob(f"{wheel.distribution}-*/series.yml"))
-    if not folders:
-        raise PatchError([Problem(str(root), wheel.distribution, "series", "at least one", "none")])
-    versions = {folder.parent: folder.parent.name.removeprefix(f"{wheel.distribution}-") for folder in folders}
-    older = [folder for folder, version in versions.items() if patch_survey.at_least(wheel.version, version)]
-    return max(older, key=lambda f: patch_survey.numbers(versions[f])) if older else next(iter(versions))
+    versions = {folder: _name_of(folder)[1] for folder in folders if _name_of(folder)[0] == wheel.distribution}
+    by_age = sorted(versions, key=lambda folder: patch_survey.numbers(versions[folder]))
+    older = [folder for folder in by_age if patch_survey.at_least(wheel.version, versions[folder])]
+    return older[-1] if older else by_age[0]

@@ -1,6 +1,7 @@
-"""Checks inside a vLLM tree, by a Python that has torch: ``inside.py TREE CHECK...`` prints {check: error or ""}.
+"""Checks inside one vLLM tree, as JSON {check: error or ""}: `PYTHON series_checks.py SITE CHECK...`.
 
-The CPU Python that runs this is not the one of the tests: it holds torch and what vLLM's modules import, not pytest.
+Lies beside kv_oracle.py and runs on a lab host like series_probe.py, with SITE in front. The two of the kernel also
+need Triton on the path, which the lab release does without.
 """
 
 from __future__ import annotations
@@ -42,53 +43,13 @@ def raises(kind: type[Exception], call: Any, *needles: str) -> None:
     raise AssertionError(f"no {kind.__name__}")
 
 
-# --- small fixes -----------------------------------------------------------------------------------------------------
-
-
-def fla_gate() -> None:
-    """A device with 101,376 B gets the large tiles; one byte less does not."""
-    ops = "flash_linear_attention.ops.utils"
-    utils = first(f"vllm.third_party.{ops}", "vllm.model_executor.layers.fla.ops.utils")
-    for size, wanted in ((CONSUMER_BLACKWELL, True), (CONSUMER_BLACKWELL - 1, False), (-1, False)):
-        utils.get_all_max_shared_mem = lambda size=size: [size]
-        utils.check_shared_mem.cache_clear()
-        assert utils.check_shared_mem() is wanted, size
-
-
-def compile_key() -> None:
-    """Two numbers of drafts have two keys, the same number has one."""
-    config = importlib.import_module("vllm.config.speculative").SpeculativeConfig
-
-    def key(drafts: int) -> str:
-        one = object.__new__(config)
-        one.__dict__.update(method="mtp", num_speculative_tokens=drafts, draft_model_config=None)
-        return str(one.compute_hash())
-
-    assert key(4) == key(4)
-    assert key(4) != key(12)
-
-
-def padded_page() -> None:
-    """A drafter page that does not divide: filled, and the LCM of the blocks does not grow."""
-    import torch
-
-    planning = first("vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
-    interface = importlib.import_module("vllm.v1.kv_cache_interface")
-    target = interface.FullAttentionSpec(block_size=1600, num_kv_heads=4, head_size=144, dtype=torch.uint8)
-    drafter = interface.FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-    assert target.page_size_bytes % drafter.page_size_bytes, "the case is one that divides"
-    unified = planning.unify_kv_cache_spec_page_size({"target": target, "drafter": drafter})
-    filled = unified["drafter"]
-    assert filled.page_size_bytes == target.page_size_bytes
-    assert target.block_size % filled.block_size == 0, filled.block_size
-    used = filled.block_size * drafter.page_size_bytes // 16 / target.page_size_bytes
-    assert used > 0.85, f"{used:.1%} of the page is used"
+# --- prefix caching ---------------------------------------------------------------------------------------------------
 
 
 def short_steps() -> None:
     """With no room for a scheduler block in a step, chunks end at Mamba blocks: nothing stalls, nothing is wrong."""
     oracle = importlib.import_module("kv_oracle")
-    oracle.BUDGET = 4480  # less, once drafting slots are taken off
+    oracle.BUDGET = 4480  # less is left once drafting slots are taken off
     report = oracle.examine("seed", "dflash", 15, 11)
     assert report["ok"], report
 
@@ -401,9 +362,10 @@ CHECKS = {name: check for name, check in globals().items() if isinstance(check, 
 
 
 def main() -> int:
-    sys.dont_write_bytecode = sys.pycache_prefix is None
+    """Run the named checks; each reports its first failure."""
+    sys.dont_write_bytecode = True
     sys.path.insert(0, sys.argv[1])
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "src/seatfleet"))
+    sys.path.append(str(Path(__file__).resolve().parent))
     results = {}
     for name in sys.argv[2:]:
         try:
@@ -412,7 +374,7 @@ def main() -> int:
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             results[name] = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
-    print(json.dumps(results))
+    print(json.dumps({"checks": results}))
     return 0
 
 
