@@ -22,11 +22,10 @@ import pytest
 import yaml
 from labrun import PROJECT, Lab
 
-from seatfleet import kv_oracle
 from seatfleet.cli import main
 from seatfleet.clients import trees, wheelhouse
 from seatfleet.clients.project import cache_root
-from seatfleet.core import patches, unified_diff
+from seatfleet.core import kv_oracle, patches, unified_diff
 from seatfleet.core.locks import format_lock, parse_lock
 from seatfleet.core.patches import PatchError, Series
 

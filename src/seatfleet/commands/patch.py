@@ -29,8 +29,7 @@ from typing import Any
 
 import yaml
 
-from seatfleet import kv_oracle
-from seatfleet.core import patch_survey, patches, unified_diff
+from seatfleet.core import kv_oracle, patch_survey, patches, unified_diff
 from seatfleet.core.patches import PatchError, Reader, Series
 from seatfleet.core.problems import Problem
 from seatfleet.core.releases import MARKER, SERIES
@@ -243,7 +242,7 @@ def fill_hashes(mapping: Mapping[str, Any], folder: Path, read: Reader, recorded
     return {**mapping, "patches": entries}
 
 
-_ORDER = ("name", "file", "sha256", "files", "why", "upstream", "needs", "conflicts", "superseded_by", "seats")
+_ORDER = ("name", "file", "sha256", "files", "why", "changes", "upstream", "needs", "conflicts", "superseded_by", "seats")
 
 
 class _Dumper(yaml.SafeDumper):

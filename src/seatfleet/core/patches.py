@@ -65,6 +65,7 @@ class Patch:
     superseded_by: str | None = None
     default: bool = True
     required_when: Mapping[str, Any] = field(default_factory=dict)
+    changes: str = ""
 
 
 @dataclass(frozen=True)
@@ -528,7 +529,7 @@ def sha256_of(data: bytes) -> str:
 # --- checks of a series ----------------------------------------------------------------------------------------------
 
 _TEXT_FIELDS = ("name", "file", "sha256", "why", "upstream", "seats", "tested")
-_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when")
+_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when", "changes")
 
 
 def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, object], None]) -> None:
@@ -550,6 +551,8 @@ def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, objec
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             bad(subject, key, "a list of patch names", value)
+    if not isinstance(entry.get("changes", ""), str):
+        bad(subject, "changes", "a text", entry["changes"])
     if not isinstance(entry.get("default", True), bool):
         bad(subject, "default", "true or false", entry["default"])
     if not isinstance(entry.get("superseded_by"), str | None):
@@ -616,6 +619,7 @@ def _patch_from_mapping(entry: Mapping[str, Any]) -> Patch:
         superseded_by=entry.get("superseded_by"),
         default=entry.get("default", True),
         required_when=dict(entry.get("required_when", {})),
+        changes=entry.get("changes", ""),
     )
 
 
@@ -628,6 +632,7 @@ def _patch_to_mapping(patch: Patch) -> dict[str, Any]:
         "superseded_by": patch.superseded_by,
         "default": patch.default,
         "required_when": dict(patch.required_when),
+        "changes": patch.changes,
     }
 
 
