@@ -222,3 +222,20 @@ def test_coverages_are_equal_exactly_when_tokens_are(coverage, tokens, clipped):
     assert kv_oracle.clip(coverage, tokens) == clipped
     assert kv_oracle.tokens_of(clipped) == kv_oracle.tokens_of(coverage)[:tokens]
     assert kv_oracle.tokens_of(((1, 10),)) != kv_oracle.tokens_of(((2, 10),))
+
+
+def test_an_installed_release_needs_no_other_argument(series, site, tmp_path, capsys):
+    """What every seat runs before it starts."""
+    release = tmp_path / "release"
+    packages = release / "lib/python3.12/site-packages"
+    packages.parent.mkdir(parents=True)
+    shutil.copytree(site, packages)
+    assert main(["patch", "verify", str(release)]) == 2, "no marker: an interrupted install"
+    (release / "release.json").write_text("{}")
+    assert main(["patch", "verify", str(release)]) == 0
+    assert "no patches" in capsys.readouterr().out
+    (release / "series.json").write_text(json.dumps(yaml.safe_load((series / "series.yml").read_text())))
+    assert main(["patch", "verify", str(release)]) == 2
+    assert "pristine again" in capsys.readouterr().err
+    assert main(["patch", "apply", "--site", str(packages), str(series), "--only", "pad,split,extra"]) == 0
+    assert main(["patch", "verify", str(release)]) == 0
