@@ -46,12 +46,56 @@ def raises(kind: type[Exception], call: Any, *needles: str) -> None:
 # --- prefix caching ---------------------------------------------------------------------------------------------------
 
 
+def examined(scenario: str, method: str, cases: int = 20, seed: int = 7) -> dict[str, Any]:
+    """Return the oracle's report of a release that starts and restores nothing wrong."""
+    report: dict[str, Any] = importlib.import_module("kv_oracle").examine(scenario, method, cases, seed)
+    assert report["ok"], report
+    return report
+
+
+def dflash_starts() -> None:
+    """The engine starts with the drafter's larger page."""
+    importlib.import_module("kv_oracle").plan("seed", "dflash")
+
+
+def dflash_small_blocks() -> None:
+    """It also starts, and restores right states, with a drafter of small blocks."""
+    assert examined("block16", "dflash")["hits"] > 50
+
+
+def dflash_reuse() -> None:
+    """A repeated prompt is hit up to its last scheduler block (89 %; 55 % when a block is given up)."""
+    assert examined("seed", "dflash")["reuse"] > 0.8
+
+
+def mtp_hits() -> None:
+    """Hits with MTP restore the attention blocks and states that they claim."""
+    assert examined("seed", "mtp")["hits"] > 50
+
+
 def short_steps() -> None:
     """With no room for a scheduler block in a step, chunks end at Mamba blocks: nothing stalls, nothing is wrong."""
-    oracle = importlib.import_module("kv_oracle")
-    oracle.BUDGET = 4480  # less is left once drafting slots are taken off
-    report = oracle.examine("seed", "dflash", 15, 11)
-    assert report["ok"], report
+    importlib.import_module("kv_oracle").BUDGET = 4480  # less is left once drafting slots are taken off
+    examined("seed", "dflash", 15, 11)
+
+
+def padded_page() -> None:
+    """A drafter's page that does not divide the largest one is filled."""
+    found = importlib.import_module("series_probe").padded_page(importlib.import_module("kv_oracle"))
+    assert found == {"block": 400, "used_percent": 88.9}, found
+
+
+# --- one constant, one factor ----------------------------------------------------------------------------------------
+
+
+def large_tiles() -> None:
+    """The FLA kernels take their large tiles where a block may have 101,376 B of shared memory."""
+    assert importlib.import_module("series_probe").large_tiles()
+
+
+def compile_keys() -> None:
+    """4 and 12 drafted tokens have torch.compile keys of their own."""
+    assert importlib.import_module("series_probe").compile_keys() == 2
 
 
 # --- INC with FP8 layers ---------------------------------------------------------------------------------------------

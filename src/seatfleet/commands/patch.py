@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selftest.add_argument("--site", type=Path, help="packages to put before those of that Python")
     selftest.add_argument("--scenario", choices=kv_oracle.SCENARIOS, action="append")
     selftest.add_argument("--method", choices=kv_oracle.METHODS, action="append")
-    selftest.add_argument("--cases", type=int, default=60)
+    selftest.add_argument("--cases", type=int, default=kv_oracle.CASES)
     selftest.add_argument("--seed", type=int, default=7)
     selftest.set_defaults(run_action=_selftest)
     survey = actions.add_parser("survey", help="what the known series mean for another wheel")

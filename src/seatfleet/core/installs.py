@@ -322,12 +322,7 @@ def oracle_arguments(release: Release) -> list[str]:
         if patch.required_when.get("prefix_caching"):
             methods = patch.required_when.get("method", [])
             wanted.update([methods] if isinstance(methods, str) else methods)
-    methods = [method for method in kv_oracle.METHODS if method in wanted]
-    scenarios = kv_oracle.SCENARIOS if methods else ()
-    return [
-        *(part for method in methods for part in ("--method", method)),
-        *(part for scenario in scenarios for part in ("--scenario", scenario)),
-    ]
+    return [part for method in kv_oracle.METHODS if method in wanted for part in ("--method", method)]
 
 
 def _check_prefix_hits(host: Host, release: Release, path: Path, steps: _Steps) -> None:
