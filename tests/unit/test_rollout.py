@@ -184,6 +184,37 @@ def test_what_can_be_known_before_the_stop_touches_nothing(
     assert links(machine) == (OLD.name, None)
 
 
+def test_flags_that_the_release_refuses_touch_nothing(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.refusal = "vllm serve: error: unrecognized arguments: --swap-space 4"
+    outcome = deploy(machine, NEW)
+    assert outcome.failure == f"nothing was touched: release {RELEASE.id} refuses these flags: {machine.refusal}"
+    assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
+    (foreseen,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert (foreseen.action, foreseen.failure) == (Action.RESTART, outcome.failure)
+
+
+def test_flags_are_asked_before_anything_is_staged_but_not_of_a_release_that_is_yet_to_come(
+    machine: FakeMachine,
+) -> None:
+    deploy(machine, OLD)
+    machine.asked.clear()
+    machine.lacking = ["release 0.32.0-x is not installed"]
+    (outcome,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert (outcome.failure, machine.asked) == (None, [])
+    machine.lacking = []
+    foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert machine.asked == [NEW.name]
+
+
+def test_the_way_back_does_not_wait_for_a_check_of_flags(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    deploy(machine, NEW)
+    machine.asked.clear()
+    assert deploy(machine, OLD).failure is None
+    assert machine.asked == []
+
+
 @pytest.mark.parametrize(
     ("requests", "drained_s", "aborted"),
     [([], 0.0, 0), ([0], 1.0, 0), ([2, 1, 0, 0], 3.0, 0), ([2, 0, 1, 0, 0], 4.0, 0), ([3], 300.0, 3)],
@@ -369,6 +400,15 @@ def test_after_a_failure_other_seats_are_left_alone(machine: FakeMachine) -> Non
     stage_host([OLD], KEYS, check=False, root=machine.paths.root)
     outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)
     assert [outcome.wanted for outcome in outcomes] == [OLD.name]
+
+
+def test_a_seat_that_cannot_start_keeps_the_others_of_its_host_from_being_touched(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.calls.clear()
+    outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)  # the second was not staged
+    (refused,) = outcomes
+    assert (refused.wanted, refused.changed, machine.calls) == (NEW.name, False, [])
+    assert "is not staged" in str(refused.failure)
 
 
 def test_old_generations_are_pruned(machine: FakeMachine) -> None:
