@@ -14,11 +14,15 @@ from labrun import HOSTS, PROJECT, Lab
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run)."""
+    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
+
+    While a test is being written: SEATFLEET_KEEP_LAB keeps the hosts, SEATFLEET_REUSE_LAB takes those that are up.
+    """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
-    handle.run(tool, "destroy", "--all")
-    handle.run(tool, "up", *HOSTS)
+    if not os.environ.get("SEATFLEET_REUSE_LAB"):
+        handle.run(tool, "destroy", "--all")
+        handle.run(tool, "up", *HOSTS)
     yield handle
     if not os.environ.get("SEATFLEET_KEEP_LAB"):
         handle.run(tool, "destroy", "--all")

@@ -397,7 +397,7 @@ def test_another_api_key_restarts(machine: FakeMachine) -> None:
 
 def test_after_a_failure_other_seats_are_left_alone(machine: FakeMachine) -> None:
     machine.behaviour[OLD.name] = BAD
-    stage_host([OLD], KEYS, check=False, root=machine.paths.root)
+    stage_host([OLD, NEW], KEYS, check=False, root=machine.paths.root)
     outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)
     assert [outcome.wanted for outcome in outcomes] == [OLD.name]
 

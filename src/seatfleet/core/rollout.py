@@ -114,6 +114,25 @@ class Machine(Protocol):
         """Return a clock that only goes forward, in seconds."""
 
 
+class Predecessor(Protocol):
+    """A service that this project did not start and whose port a seat takes over; it is the way back."""
+
+    name: str
+
+    def owns(self, owner: Owner) -> bool:
+        """Return whether a process is one of its."""
+
+    def stop(self) -> None:
+        """Stop it and do not start it at boot; no error when it is stopped already."""
+
+    def come_back(self) -> float:
+        """Start it, also at boot, and wait until it answers; return the seconds that took.
+
+        Raises:
+            RolloutError: it does not come up.
+        """
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What happened to one seat. ``generation`` is what its process runs afterwards, None when nothing runs.
@@ -154,6 +173,7 @@ class Rollout:
     paths: SeatPaths
     wanted: Wanted
     rendered: Generation | None = None  # None: only to be taken down
+    predecessor: Predecessor | None = None
     keep: int = KEEP_GENERATIONS
 
     def decide(self) -> Decision:
@@ -260,11 +280,16 @@ class Rollout:
             self._stop()
             if target is None:
                 self.machine.disable(self.wanted.unit)
+                if self.predecessor is not None:
+                    back_s = self.predecessor.come_back()
+                    failure = f"{cause}. {self.predecessor.name} is back and answers after {back_s:.1f} s"
+                    return self._outcome(decision, changed=True, failure=failure)
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
             ready_s = self._start_or_serve(target)
         except RolloutError as error:
-            failure = f"{cause}. Generation {target or '-'} did not come back either: {error}"
+            what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
+            failure = f"{cause}. {what} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)
         generations.point(self.paths.previous, before[1])
         failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
@@ -286,11 +311,13 @@ class Rollout:
         The stub does not count: it starts when systemd gives the seat up, also during a stop that ends in SIGKILL.
         """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
+        if self.predecessor is not None:
+            self.predecessor.stop()
         self.machine.stop(self.wanted.unit, limit)
         if self._state().pids:
             self.machine.kill(self.wanted.unit)
         deadline = self.machine.monotonic() + KILL_MARGIN_S
-        while (state := self._state()).pids or self._holders(state.listeners):
+        while (state := self._state()).pids or self._holders(state.listeners) or self._predecessor_listens(state):
             if self.machine.monotonic() >= deadline:
                 raise RolloutError(_still_there(state, self.wanted.port))
             self.machine.sleep(POLL_S / 4)
@@ -361,9 +388,13 @@ class Rollout:
         return found
 
     def _holders(self, owners: Iterable[Owner]) -> list[Owner]:
-        """Leave out the stub that answers on the seat's port since systemd gave the seat up."""
+        """Leave out the stub that answers on the seat's port since systemd gave the seat up, and a predecessor."""
         stub = stub_unit(self.wanted.port)
-        return [owner for owner in owners if Path(owner.cgroup).name != stub]
+        old = self.predecessor
+        return [owner for owner in owners if Path(owner.cgroup).name != stub and not (old and old.owns(owner))]
+
+    def _predecessor_listens(self, state: SeatState) -> bool:
+        return self.predecessor is not None and any(map(self.predecessor.owns, state.listeners))
 
     def _state(self) -> SeatState:
         return self.machine.seat_state(self.machine.unit_state(self.wanted.unit), self.wanted.port)
@@ -406,7 +437,11 @@ class Rollout:
 
 
 def roll_out(
-    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+    machine: Machine,
+    rendered: Sequence[Generation],
+    api_keys: Mapping[str, str],
+    root: Path = Path("/"),
+    predecessor: Predecessor | None = None,
 ) -> list[Outcome]:
     """Roll out the seats of a host one after the other; after the first failure the others are left as they are.
 
@@ -414,7 +449,7 @@ def roll_out(
     """
     outcomes: list[Outcome] = []
     with umask(0o022):
-        seats = [_rollout(machine, generation, api_keys, root) for generation in rendered]
+        seats = [_rollout(machine, generation, api_keys, root, predecessor) for generation in rendered]
         foreseen = [seat.foresee(staged=True) for seat in seats] if len(seats) > 1 else []
         if any(outcome.failure for outcome in foreseen):
             return [replace(outcome, changed=False) for outcome in foreseen if outcome.failure]
@@ -426,10 +461,14 @@ def roll_out(
 
 
 def foresee(
-    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+    machine: Machine,
+    rendered: Sequence[Generation],
+    api_keys: Mapping[str, str],
+    root: Path = Path("/"),
+    predecessor: Predecessor | None = None,
 ) -> list[Outcome]:
     """Return what :func:`roll_out` would do, changing nothing; also on a host where nothing is installed yet."""
-    return [_rollout(machine, generation, api_keys, root).foresee() for generation in rendered]
+    return [_rollout(machine, generation, api_keys, root, predecessor).foresee() for generation in rendered]
 
 
 def summary_line(outcome: Outcome) -> str:
@@ -441,11 +480,17 @@ def summary_line(outcome: Outcome) -> str:
     return f"seat {outcome.seat}: {what}{duration}: {why}{refused}"
 
 
-def _rollout(machine: Machine, generation: Generation, api_keys: Mapping[str, str], root: Path = Path("/")) -> Rollout:
+def _rollout(
+    machine: Machine,
+    generation: Generation,
+    api_keys: Mapping[str, str],
+    root: Path,
+    predecessor: Predecessor | None,
+) -> Rollout:
     """Return the rollout of one rendered generation."""
     unit_text = generation.files[str(generation.manifest["unit"])]
     wanted = Wanted(generation.name, generation.manifest, unit_text, digest(api_keys[generation.seat]))
-    return Rollout(machine, SeatPaths(generation.seat, root), wanted, generation)
+    return Rollout(machine, SeatPaths(generation.seat, root), wanted, generation, predecessor)
 
 
 def _untouched(obstacles: Sequence[str]) -> str:
