@@ -30,6 +30,7 @@ def generation(**changes: object) -> Generation:
 OLD = generation()
 NEW = generation(kv_cache_memory="128MiB")
 THIRD = generation(kv_cache_memory="256MiB")
+FOURTH = generation(kv_cache_memory="512MiB")
 
 
 @pytest.fixture
@@ -371,6 +372,29 @@ def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
     test_a_controller_killed_anywhere_is_put_right_by_the_next_run(machine, killed_at, monkeypatch)
     machine.behaviour[THIRD.name] = BAD
     assert deploy(machine, THIRD).returned_to == NEW.name
+
+
+def test_what_comes_back_after_a_kill_is_not_its_own_way_back(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while NEW starts, OLD is `previous`; when THIRD fails then, OLD is what comes back."""
+    deploy(machine, FOURTH)
+    deploy(machine, OLD)
+    note = machine._note
+
+    def killed(call: str) -> None:
+        note(call)
+        if call.startswith("probe"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(machine, NEW)
+    machine.locked = False
+    machine.behaviour[THIRD.name] = BAD
+    assert deploy(machine, THIRD).returned_to == OLD.name
+    assert links(machine) == (OLD.name, FOURTH.name)
 
 
 def test_foresee_says_what_and_how_long_and_changes_nothing(machine: FakeMachine) -> None:

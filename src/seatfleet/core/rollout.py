@@ -291,7 +291,9 @@ class Rollout:
             what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
             failure = f"{cause}. {what} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)
-        generations.point(self.paths.previous, before[1])
+        # What served before an interrupted rollout may be both; `previous` has to be another way back, or none.
+        previous = before[1] if before[1] != target else generations.last_good(self.paths, target)
+        generations.point(self.paths.previous, previous)
         failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
         return self._outcome(decision, changed=True, ready_s=ready_s, failure=failure, returned_to=target)
 
