@@ -35,9 +35,6 @@ def with_env(entry: str) -> Edit:
 @contextmanager
 def corrupted_file(lab: Lab) -> Iterator[None]:
     """Change a patched file of the release that serves; the process has read it long ago."""
-    file = (
-        "/etc/vllm/seats/flash-next/current/release/lib/python3.11/site-packages/vllm/entrypoints/launchers/launcher.py"
-    )
     lab.host(HOST, "cp", "-a", PATCHED_FILE, "/root/kept.py")
     lab.host(HOST, "tee", "-a", PATCHED_FILE, stdin="# by hand\n")
     try:
