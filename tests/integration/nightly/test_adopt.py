@@ -21,7 +21,7 @@ READY_S = 900
 @pytest.fixture(scope="module", autouse=True)
 def by_hand(lab: Lab) -> None:
     """The seat as an administrator would have written it: flags on the line, environment in the unit."""
-    lab.site("-l", f"{HOST},gw-1")
+    lab.site("-l", HOST)
     release = lab.host(HOST, "readlink", "-f", f"{GENERATIONS}/{link(lab)}/release").output.strip()
     model = lab.host(HOST, "sh", "-c", f"'grep ^model: {GENERATIONS}/{link(lab)}/vllm.yaml'").output.split()[1]
     lab.run("ansible-playbook", "playbooks/remove.yml", "-e", f"seat={SEAT}", "-l", HOST)
