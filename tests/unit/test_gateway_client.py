@@ -404,6 +404,39 @@ def test_a_rotation_opens_nothing_that_was_closed(stub: GatewayStub, gateway: Ga
     assert (new["blocked"], new["spend"], new["max_budget"]) == (True, 4.5, 5.0)
 
 
+def killed(*_: object, **__: object) -> None:
+    """Stand in for the moment at which a run is killed."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("life", [{}, {"expires": after(86400 * 30), "created_at": after(-86400)}])
+def test_a_rotation_that_was_cut_off_goes_on_with_team_and_limits(
+    stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, life: dict[str, str]
+) -> None:
+    stub.teams["t"] = []
+    old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["gen-large"], team_id="t", max_budget=5.0, **life)
+    rotating = KeyOptions(rotate=True, settle_s=0.0, overlap="2h")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Gateway, "copy_key", killed)
+        with pytest.raises(KeyboardInterrupt):
+            grant(gateway, wanted_keys("infra-ops"), options=rotating)
+    stub.keys[old] |= {"expires": after(7200)}
+    with pytest.raises(GatewayError, match="seat_alias_rotate_keys"):
+        grant(gateway, wanted_keys("infra-ops"))
+    grant(gateway, wanted_keys("infra-ops"), options=rotating)
+    new = stub.keys[key_hash(INFRA)]
+    assert (new["key_alias"], new["team_id"], new["max_budget"], new["models"]) == (
+        "infra-ops",
+        "t",
+        5.0,
+        ["gen-large"],
+    )
+    assert new.get("duration") == ("2678400s" if life else None)
+    assert stub.keys[old]["key_alias"] == f"infra-ops.retired-{old[:8]}"
+    assert not grant(gateway, wanted_keys("infra-ops")).changed
+
+
 def test_an_overlap_of_another_form_is_refused_before_any_change(stub: GatewayStub, gateway: Gateway) -> None:
     with pytest.raises(GatewayError, match="seat_alias_rotation_overlap: expected a duration"):
         grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(overlap="1 day"))

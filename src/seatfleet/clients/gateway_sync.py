@@ -20,8 +20,8 @@ from typing import Any
 
 from ..core.gateway_keys import (
     GRANTS_FIELD,
+    LIFETIME_FIELD,
     NO_MODELS,
-    RETIRED,
     KeyPlan,
     KeyState,
     KeyStep,
@@ -30,7 +30,6 @@ from ..core.gateway_keys import (
     ghosts,
     lost_aliases,
     plan_keys,
-    wanted_for,
 )
 from ..core.gateway_state import (
     MANAGED_BY,
@@ -332,6 +331,7 @@ def _plan_keys(
     aliases: Collection[str],
     dropped: Collection[str],
     options: KeyOptions,
+    only: str | None = None,
 ) -> KeyPlan:
     plan = plan_keys(
         live,
@@ -341,6 +341,7 @@ def _plan_keys(
         dropped=dropped,
         rotate=options.rotate,
         may_generate=options.handout is not None,
+        only=only,
     )
     if plan.problems:
         raise GatewayError("; ".join(plan.problems), kind="plan")
@@ -356,7 +357,7 @@ def _apply_key(
     dropped: Collection[str],
     options: KeyOptions,
 ) -> None:
-    want = wanted_for(step.alias, wanted)
+    want = next((item for item in wanted if item.alias == step.alias), None)
     if step.kind == "create":
         _create_key(gateway, step, want.value if want else None, options)
     elif step.kind == "rotate":
@@ -366,8 +367,7 @@ def _apply_key(
         fresh = gateway.key(step.hash)
         if fresh is None:
             return
-        mine = [want] if want else []
-        for again in _plan_keys([fresh], mine, host, aliases, dropped, options).steps:
+        for again in _plan_keys([fresh], wanted, host, aliases, dropped, options, only=step.alias).steps:
             metadata = {**fresh.metadata, GRANTS_FIELD: dict(again.grants)}
             gateway.update_key(again.hash, models=list(again.after), metadata=metadata)
 
@@ -408,18 +408,21 @@ def _rotate_key(gateway: Gateway, step: KeyStep, value: str, options: KeyOptions
     old = gateway.key(step.hash)
     if old is None:
         raise GatewayError(f"key {step.alias}: gone while it was rotated; run again", kind="contested")
-    left = old.left_s(now)
+    left, lifetime, alias = old.left_s(now), old.lifetime_s(), old.alias
+    plain = {name: value for name, value in old.metadata.items() if name != LIFETIME_FIELD}
     shorten = {"duration": options.overlap} if left is None or left > duration_s(options.overlap) else {}
-    lifetime = old.lifetime_s()
-    more: dict[str, Any] = {"spend": old.spend}
+    more: dict[str, Any] = {"spend": old.spend, "metadata": plain}
     more |= {"blocked": True} if old.blocked else {}
     more |= {"duration": f"{lifetime}s"} if lifetime is not None else {}
-    gateway.update_key(step.hash, key_alias=f"{step.alias}{RETIRED}{step.hash[:8]}", **shorten)
+    if not old.retired:
+        metadata = {**plain, LIFETIME_FIELD: lifetime}
+        gateway.update_key(step.hash, key_alias=old.retired_alias(), metadata=metadata, **shorten)
     try:
         gateway.copy_key(step.hash, value, step.alias, more=more)
     except GatewayError:
         before = {"duration": "-1" if left is None else f"{left}s"} if shorten else {}
-        gateway.update_key(step.hash, key_alias=step.alias, **before)
+        if not old.retired:
+            gateway.update_key(step.hash, key_alias=alias, metadata=plain, **before)
         raise
 
 

@@ -30,6 +30,8 @@ SPECIAL_ENTRIES = EVERYTHING | {TEAM_MODELS, NO_MODELS}
 GRANTS_FIELD = "seatfleet_grants"
 # Between a key alias and the start of its hash, for a value that goes on working after a rotation.
 RETIRED = ".retired-"
+# In the metadata of such a value: seconds that it was made for before the overlap shortened them; None for no limit.
+LIFETIME_FIELD = "seatfleet_lifetime_s"
 _KEY_FORM = re.compile(r"sk-[A-Za-z0-9_-]{21,}")
 _DURATION = re.compile(r"(?P<number>[0-9]+)(?P<unit>[smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -129,9 +131,21 @@ class KeyState:
 
     def lifetime_s(self) -> int | None:
         """Return how long the key lives from its creation to its expiry, None when it does not expire."""
+        if self.retired:
+            kept = self.metadata.get(LIFETIME_FIELD)
+            return kept if isinstance(kept, int) else None
         if self.expires is None or self.created is None:
             return None
         return max(1, math.ceil((moment(self.expires) - moment(self.created)).total_seconds()))
+
+    def retired_alias(self) -> str:
+        """Return the key alias that this value has once another one took its place."""
+        return self.alias if self.retired else f"{self.alias}{RETIRED}{self.hash[:8]}"
+
+    @property
+    def retired(self) -> bool:
+        """Whether a rotation set this value aside."""
+        return self.alias.endswith(f"{RETIRED}{self.hash[:8]}")
 
     @property
     def grants(self) -> dict[str, str]:
@@ -210,6 +224,7 @@ def plan_keys(
     dropped: Collection[str] = (),
     rotate: bool = False,
     may_generate: bool = False,
+    only: str | None = None,
 ) -> KeyPlan:
     """Return the steps that give every wanted key its aliases and take back what is no longer granted.
 
@@ -221,6 +236,7 @@ def plan_keys(
         dropped: aliases that this run removed from the gateway; they are taken out of every key's list.
         rotate: a declared value that is not the gateway's replaces it, instead of being a problem.
         may_generate: a missing key without a declared value is created with a random one, instead of being a problem.
+        only: plan nothing but this key alias, which is the one in ``live``.
 
     Lists of keys that are not declared change in two cases only: an entry that seatfleet made itself for this host, and
     an entry for an alias that this run removed.
@@ -232,7 +248,8 @@ def plan_keys(
         if key.alias not in named:
             planner.other(key, wanted_for(key.alias, wanted))
     for want in sorted(wanted, key=lambda item: item.alias):
-        planner.declared(want)
+        if only in (None, want.alias):
+            planner.declared(want)
     return KeyPlan(tuple(planner.steps), tuple(planner.problems), tuple(planner.notes))
 
 
@@ -265,14 +282,14 @@ class _KeyPlanner:
         if form is not None:
             self.problems.append(f"key {want.alias}: {form}; correct it in vault_litellm_keys")
             return
-        key = self.by_alias.get(want.alias)
+        key = self.by_alias.get(want.alias) or self._set_aside(want)
         if key is None:
             self._create(want)
             return
         if want.value is not None and key_hash(want.value) != key.hash:
             if not self._rotate(want, key):
                 return
-            key = replace(key, hash=key_hash(want.value))
+            key = replace(key, hash=key_hash(want.value), alias=want.alias)
         if self._scoped(want, key):
             self._edit(want, key)
 
@@ -291,6 +308,16 @@ class _KeyPlanner:
 
     def _granted_here(self, key: KeyState) -> set[str]:
         return {name for name, seat in key.grants.items() if seat.split("/", 1)[0] == self.host}
+
+    def _set_aside(self, want: WantedKey) -> KeyState | None:
+        """Return the old value of a rotation that was cut off before the new one was made.
+
+        A key that is made anew instead would lack the team, the limits and the block of the old one.
+        """
+        if want.value is None:
+            return None
+        old = [key for key in self.by_alias.values() if key.retired and key.alias.split(RETIRED, 1)[0] == want.alias]
+        return max(old, key=lambda key: key.created or "", default=None)
 
     def _create(self, want: WantedKey) -> None:
         if want.value is None and not self.may_generate:
