@@ -1,4 +1,7 @@
-"""No secret of the fleet is where others than root see it: in what a run prints or logs, on a host, or here."""
+"""No secret of the fleet is where others than root see it: in what a run prints or logs, on a host, or here.
+
+After the chain: the fleet serves.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,6 @@ def on(lab: Lab, host: str, given: Mapping[str, str]) -> dict[str, list[object]]
 @pytest.fixture(scope="module")
 def watch(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Watch:
     """Run what shows most at the highest useful verbosity: check mode, a change, its way back, and failures."""
-    lab.site()
     new = {name: f"sk-{secrets.token_hex(20)}" for name in ("new master", "new salt", "new key", "new root")}
     watch = Watch({**everything(lab), **new})
     directory = tmp_path_factory.mktemp("canary")
