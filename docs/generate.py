@@ -145,9 +145,9 @@ def proofs_table() -> list[str]:
     """Return which test turns red when one patch is left out."""
     lines = ["## What turns red when one patch is left out", ""]
     lines += [
-        "`tests/integration/test_series.py` builds every series of vLLM without each of its patches in turn and runs the "
-        "check named here on it, which must fail, and on the whole series, which must pass. Checks without a path are "
-        "functions of `tests/integration/series_checks.py`.",
+        "`tests/integration/test_series.py` builds every series of vLLM without each of its patches in turn and runs "
+        "the check named here on it, which must fail, and on the whole series, which must pass. Checks without a path "
+        "are functions of `tests/integration/series_checks.py`.",
         "",
         "| series | left out | red | shown on |",
         "|---|---|---|---|",

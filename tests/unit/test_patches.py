@@ -215,12 +215,19 @@ def test_a_link_out_of_the_tree_is_refused(site, tmp_path):
 
 
 #: Everything of an apply that changes or syncs the tree: a kill can come before each of these calls.
-WRITES = ((Path, "mkdir"), (Path, "open"), (os, "fsync"), (patches.shutil, "copymode"), (Path, "replace"), (Path, "unlink"))
+WRITES = (
+    (Path, "mkdir"),
+    (Path, "open"),
+    (os, "fsync"),
+    (patches.shutil, "copymode"),
+    (Path, "replace"),
+    (Path, "unlink"),
+)
 WRITES += ((patches.shutil, "rmtree"),)
 
 
 def kill_at(site, number, action, calls):
-    """Run ``action`` in a child that dies (SIGKILL) just before its ``number``-th of ``calls``; return whether it did."""
+    """Run ``action`` in a child that is killed just before its ``number``-th of ``calls``; return whether it was."""
     child = os.fork()
     if child == 0:
         count = 0

@@ -1,8 +1,8 @@
 """The seats of production against what their published figures were measured with, flag by flag.
 
-Sources: the GB10 findings of 2026-06-28 (DFlash and dense levers for Qwen3.5-122B-A10B) and the record of the Flash-Next
-seat of 2026-09-12. Neither shows a whole command line, so every flag that is rendered has to be published, or differ or
-be added for a reason that is written here.
+Sources: the GB10 findings of 2026-06-28 (DFlash and dense levers for Qwen3.5-122B-A10B) and the record of the
+Flash-Next seat of 2026-09-12. Neither shows a whole command line, so every flag that is rendered has to be published,
+or differ or be added for a reason that is written here.
 """
 
 from __future__ import annotations
