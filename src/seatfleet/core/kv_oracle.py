@@ -13,8 +13,8 @@ it, the state at a crossed block boundary copied back), but a state is a record 
 numbers. Before every step the state a request starts from, and on a hit every attention block too, must cover exactly
 the tokens that the scheduler says are computed. If not, a GPU would have answered from a wrong state, silently.
 
-Prints one JSON object, and a sentence on stderr for everything that is wrong. Exit status 0: every restore right; 1: not
-so, or the engine would not start; 2: no vLLM here.
+Prints one JSON object, and a sentence on stderr for everything that is wrong. Exit status 0: every restore right; 1:
+not so, or the engine would not start; 2: no vLLM here.
 
 Not modelled: the kernels, asynchronous scheduling, multimodal inputs, KV connectors.
 """
