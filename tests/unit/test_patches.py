@@ -367,6 +367,15 @@ def test_series_survives_json():
     assert again.digest() == SERIES.digest() != patches.select(SERIES).digest()
 
 
+def test_what_a_host_keeps_has_only_fields_that_every_toolbox_knows():
+    documented = patches.load_series({**MAPPING, "patches": [{**PAD, "changes": "c", "red_without": "r"}, SPLIT]})
+    carried = documented.to_mapping(documentation=False)
+    known = {"name", "file", "sha256", "files", "why", "upstream", "seats", "tested", "needs", "conflicts"}
+    assert set(carried["patches"][0]) == {*known, "superseded_by", "default", "required_when"}
+    assert patches.load_series(carried).digest() == SERIES.digest()
+    assert documented.to_mapping()["patches"][0]["red_without"] == "r"
+
+
 def test_missing_for_names_what_a_seat_cannot_do_without():
     marked = {**PAD, "required_when": {"hybrid": True, "method": ["dflash", "eagle3"]}}
     series = patches.load_series({**MAPPING, "patches": [marked, SPLIT]})
