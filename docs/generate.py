@@ -139,6 +139,8 @@ def needs_table() -> list[str]:
     ]
     releases = yaml.safe_load((ROOT / "group_vars/all/releases.yml").read_text())["releases"]
     for name, entry in releases.items():
+        if not entry.get("series"):
+            continue
         file = ROOT / f"files/patches/{entry['series']}/series.yml"
         series = load_series(yaml.safe_load(file.read_text()), str(file))
         # As if the release had no patch: what is missing then is what is needed.
