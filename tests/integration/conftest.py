@@ -16,15 +16,17 @@ from labrun import HOSTS, PROJECT, Lab
 def lab() -> Iterator[Lab]:
     """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
 
-    With SEATFLEET_KEEP_LAB set they are taken as they are and left running, to repeat one test while writing it.
+    With SEATFLEET_KEEP_LAB=1 the lab stays, and the next run with it goes on where the last one stopped: for working on
+    one test without paying for those before it.
     """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
-    if not os.environ.get("SEATFLEET_KEEP_LAB"):
+    keep = bool(os.environ.get("SEATFLEET_KEEP_LAB"))
+    if not keep:
         handle.run(tool, "destroy", "--all")
     handle.run(tool, "up", *HOSTS)
     yield handle
-    if not os.environ.get("SEATFLEET_KEEP_LAB"):
+    if not keep:
         handle.run(tool, "destroy", "--all")
 
 
