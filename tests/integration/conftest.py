@@ -16,15 +16,17 @@ from labrun import HOSTS, PROJECT, Lab
 def lab() -> Iterator[Lab]:
     """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
 
-    While a test is being written: SEATFLEET_KEEP_LAB keeps the hosts, SEATFLEET_REUSE_LAB takes those that are up.
+    With SEATFLEET_KEEP_LAB=1 the lab stays, and the next run with it goes on where the last one stopped: for working on
+    one test without paying for those before it.
     """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
-    if not os.environ.get("SEATFLEET_REUSE_LAB"):
+    keep = bool(os.environ.get("SEATFLEET_KEEP_LAB"))
+    if not keep:
         handle.run(tool, "destroy", "--all")
-        handle.run(tool, "up", *HOSTS)
+    handle.run(tool, "up", *HOSTS)
     yield handle
-    if not os.environ.get("SEATFLEET_KEEP_LAB"):
+    if not keep:
         handle.run(tool, "destroy", "--all")
 
 
