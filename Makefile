@@ -103,7 +103,9 @@ test: prepare prepare-trees test-fast py313 ## Everything needed to trust a chan
 	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
 
 nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
-	SEATFLEET_NIGHTLY=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
+	SEATFLEET_NIGHTLY=1 SEATFLEET_KEEP_LAB=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
+	$(BIN)/python tests/integration/faults.py
+	SEATFLEET_LAB=$(CURDIR)/.lab-test lab/lab destroy --all
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py
