@@ -123,16 +123,16 @@ QUANTIZED = {"weight": ("F8_E4M3", [2, 2]), "weight_scale": ("F32", [2, 1])}
         (
             False,
             {"quant_method": "fp8", "modules_to_not_convert": MTP[1:]},
-            f"checkpoint: mtp.* quantization: expected plain layers among those left alone ({MTP[1]}, {MTP[2]}), seen 1 "
-            f"of 3 that are not, {MTP[0]} the first: they would be read as quantized",
+            f"checkpoint: mtp.* quantization: expected plain layers among those left alone ({MTP[1]}, {MTP[2]}), seen "
+            f"1 of 3 that are not, {MTP[0]} the first: they would be read as quantized",
         ),
         # a quantized head, and the list catches it by accident
         (True, {"quant_method": "fp8", "ignored_layers": ["lm_head"]}, None),
         (
             True,
             {"quant_method": "compressed-tensors", "ignore": ["re:.*mtp.*", "lm_head"]},
-            f"checkpoint: mtp.* quantization: expected quantized layers outside of the list of 2 layers left alone, seen "
-            f"3 of 3 in it, {MTP[0]} the first: they would be read as plain",
+            f"checkpoint: mtp.* quantization: expected quantized layers outside of the list of 2 layers left alone, "
+            f"seen 3 of 3 in it, {MTP[0]} the first: they would be read as plain",
         ),
     ],
 )

@@ -326,7 +326,7 @@ _WHEELS = (
         symptom="ptxas does not know sm_121a",
         trigger="Triton's own ptxas on GB10",
         sources=("triton#8539", "gpustack#4372"),
-        prevent="TRITON_PTXAS_PATH of the class is the CUDA toolkit's; the preflight asks it which architectures it knows",
+        prevent="TRITON_PTXAS_PATH of the class is the CUDA toolkit's; the preflight asks it what it assembles for",
         explain="set TRITON_PTXAS_PATH to the CUDA toolkit's ptxas (the class gb10 does)",
         covered=("preflight_faults.yml", "group_vars/gb10/main.yml"),
         pattern=r"ptxas fatal.*sm_12\d|Value 'sm_12\d\w?' is not defined for option 'gpu-name'",
@@ -718,8 +718,8 @@ _HEALTH = (
         symptom="acceptance 0: the draft head is random, missing in the index, or quantized by accident",
         trigger="checkpoint",
         sources=("vllm PR#37667", "paroquant#42", "sglang#35797", "vllm#55605", "vllm#41789"),
-        prevent="a model is published only with the tensors that the catalogue names, in its index and in a form that its "
-        "quantization configuration agrees with",
+        prevent="a model is published only with the tensors that the catalogue names, in its index and in a form that "
+        "its quantization configuration agrees with",
         detect="the probe's acceptance level measures it at every deploy",
         covered=(
             "test_model_fetch::test_needed_tensors_are_looked_for_before_anything_is_published",
