@@ -33,9 +33,9 @@ td:last-child { white-space: normal; min-width: 11rem; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .warn { color: var(--warn); }
 ul { padding-left: 1.1rem; } .seats { display: grid; gap: 1rem; margin-top: 1.5rem;
-     grid-template-columns: repeat(auto-fill, minmax(min(100%, 46rem), 1fr)); }
+     grid-template-columns: repeat(auto-fill, minmax(min(100%, 58rem), 1fr)); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1.1rem; }
-.plots { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; flex: 1 1 19rem; max-width: 27rem; }
+.plots { display: flex; flex-wrap: wrap; gap: .8rem; } figure { margin: 0; flex: 1 1 17rem; max-width: 32rem; }
 figcaption { font-size: .8rem; } svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--dim); font-size: 10px; } svg .axis { stroke: var(--line); }
 """.strip()
