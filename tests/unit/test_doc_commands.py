@@ -182,7 +182,7 @@ def test_commands_are_ones(page: Path, command: str) -> None:
 def problem_of(command: str) -> str | None:
     """Return what is wrong with a command, None when its program takes it."""
     optional = re.sub(r"\[([^][]*)\]", r"\1", command).replace(" | ", " ; ").split(" ; ")[0].split(" > ")[0]
-    words = shlex.split(re.sub(r"\s+#.*$", "", optional))
+    words = shlex.split(re.sub(r"\s+#.*$", "", optional).removeprefix("! "))
     if words[0] in CHECKS:
         return CHECKS[words[0]](words)
     return None if words[0] in ELSEWHERE else f"{words[0]}: is this a command? Then say in ELSEWHERE what it needs"

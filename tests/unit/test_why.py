@@ -116,6 +116,16 @@ def test_the_command_reads_a_journal_from_a_file(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["failures"][0]["kind"] == "start"
 
 
+def test_a_known_failure_is_named_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "journal.json"
+    file.write_text("\n".join(entries("1", recorded("port"), EXITED, RESULT)))
+    assert main(["why", "a", "--journal", str(file), "--json"]) == 0
+    (failure,) = json.loads(capsys.readouterr().out)["failures"]
+    assert failure["cause"].startswith("OSError: [Errno 98] Address already in use")
+    assert failure["known"], "no entry of core/known_failures.py finds a port that is taken"
+    assert failure["known"][0]["advice"]
+
+
 def test_a_seat_that_is_not_here_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "no-such-seat"]) == 2
     assert "seen no-such-seat" in capsys.readouterr().err

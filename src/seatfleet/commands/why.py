@@ -53,8 +53,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain(lines: Sequence[str]) -> list[Known]:
-    """Return what is known of some lines, most fitting first."""
-    return []
+    """Return the known failures that some lines look like, in the order of the lines."""
+    from ..core import known_failures
+
+    return [
+        Known(failure.id, failure.symptom, failure.explain or failure.prevent, failure.sources)
+        for failure, _ in known_failures.explain(lines)
+    ]
 
 
 def _journal(unit: str) -> list[str]:
