@@ -215,7 +215,14 @@ def test_a_link_out_of_the_tree_is_refused(site, tmp_path):
 
 
 #: Everything of an apply that changes or syncs the tree: a kill can come before each of these calls.
-WRITES = ((Path, "mkdir"), (Path, "open"), (os, "fsync"), (patches.shutil, "copymode"), (Path, "replace"), (Path, "unlink"))
+WRITES = (
+    (Path, "mkdir"),
+    (Path, "open"),
+    (os, "fsync"),
+    (patches.shutil, "copymode"),
+    (Path, "replace"),
+    (Path, "unlink"),
+)
 WRITES += ((patches.shutil, "rmtree"),)
 
 
