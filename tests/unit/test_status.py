@@ -80,8 +80,9 @@ def test_load_age_and_baseline_come_from_the_page_the_process_and_the_evidence(m
     kept = machine.paths.root / "var/lib/seatfleet/evidence" / SEAT
     kept.mkdir(parents=True)
     (kept / "baseline.json").write_text(json.dumps({"subject": {}, "workloads": {"count": {"a": 3.0, "b": 2.8}}}))
-    (kept / "headroom-1.json").write_text("{}")
-    os.utime(kept / "headroom-1.json", (1_790_000_000, 1_790_000_000))
+    (kept / "headroom").mkdir()
+    (kept / "headroom/result.json").write_text("{}")
+    os.utime(kept / "headroom/result.json", (1_790_000_000, 1_790_000_000))
     around = Surroundings(now=1_796_000_000.0, started=1_796_000_000.0 - 7200 - 28.5, metrics=PAGE)
     status = look(machine, around)
     assert (status.requests, status.waiting) == (0, 0)

@@ -23,7 +23,7 @@ from .tables import aligned
 
 GATEWAY_EVIDENCE = "gateway.json"
 BASELINE_EVIDENCE = "baseline.json"
-HEADROOM_EVIDENCE = "*headroom*.json"
+HEADROOM_EVIDENCE = "headroom/result.json"
 _COLUMNS = (
     "HOST",
     "SEAT",
@@ -259,8 +259,8 @@ def _baseline(kept: Path) -> dict[str, float]:
 
 
 def _headroom(kept: Path) -> str | None:
-    newest = max((path.stat().st_mtime for path in kept.glob(HEADROOM_EVIDENCE)), default=None)
-    return None if newest is None else _day(newest)
+    path = kept / HEADROOM_EVIDENCE
+    return _day(path.stat().st_mtime) if path.is_file() else None
 
 
 def _ready_timeout(manifest: Mapping[str, Any] | None) -> int | None:
