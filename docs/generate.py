@@ -8,6 +8,8 @@ of seats and catalogues from the tables in ``seatfleet.core``.
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 import yaml
 
 from seatfleet.core.catalogue import MODEL, RELEASE, Entry, missing_patches, read_entry
+from seatfleet.core.exporter import METRICS
 from seatfleet.core.known_failures import FAILURES, Failure
 from seatfleet.core.patches import load_series
 from seatfleet.core.schema_docs import fill_tables, json_schema_text
@@ -188,6 +191,204 @@ def patches_page(intro: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def metrics_page(text: str) -> str:
+    """Return the page about metrics with the table of what a host exports."""
+    rows = [
+        "| metric | type | meaning |",
+        "|---|---|---|",
+        *(f"| `{name}` | {kind} | {help} |" for name, kind, help in METRICS),
+    ]
+    table = "\n".join(rows)
+    return re.sub(
+        r"(<!-- table: metrics -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{table}\n{match[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+PLUGINS = ROOT / "collections/ansible_collections/seatfleet/fleet/plugins"
+
+
+def literal(path: Path, name: str) -> Any:  # noqa: ANN401 - whatever YAML has
+    """Return a YAML literal such as ``DOCUMENTATION`` from a plugin, without importing it."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+            return yaml.safe_load(ast.literal_eval(node.value))
+    return None
+
+
+def plugin_documents() -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield kind, documentation and return values of every plugin that ``ansible-doc`` knows, kind by kind."""
+    fragments = {
+        path.stem: yaml.safe_load(fragment)
+        for path in sorted((PLUGINS / "doc_fragments").glob("*.py"))
+        if (fragment := _fragment(path))
+    }
+    for path in sorted((PLUGINS / "modules").glob("*.py")):
+        yield "module", _with_fragments(literal(path, "DOCUMENTATION"), fragments), literal(path, "RETURN") or {}
+    for path in sorted((PLUGINS / "lookup").glob("*.py")):
+        yield "lookup", literal(path, "DOCUMENTATION"), literal(path, "RETURN") or {}
+    for path in sorted((PLUGINS / "filter").glob("*.yml")):
+        content = yaml.safe_load(path.read_text())
+        yield "filter", content["DOCUMENTATION"], content.get("RETURN") or {}
+
+
+def _fragment(path: Path) -> str | None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "DOCUMENTATION"
+        ):
+            return str(ast.literal_eval(node.value))
+    return None
+
+
+def _with_fragments(documentation: dict[str, Any], fragments: Mapping[str, Any]) -> dict[str, Any]:
+    names = documentation.get("extends_documentation_fragment") or []
+    shared: dict[str, Any] = {}
+    for name in [names] if isinstance(names, str) else names:
+        shared |= (fragments.get(name.rpartition(".")[2]) or {}).get("options", {})
+    return {**documentation, "options": {**shared, **(documentation.get("options") or {})}}
+
+
+def modules_page() -> str:
+    """Return the page of all modules, lookups and filters."""
+    lines = [
+        "# Modules, lookups and filters",
+        "",
+        "Of the collection `seatfleet.fleet`; `ansible-doc seatfleet.fleet.NAME` has the same with examples",
+        "(`-t filter`, `-t lookup` for the others). All modules have a check mode that tells the truth.",
+    ]
+    last = None
+    for kind, documentation, returned in plugin_documents():
+        if kind != last:
+            lines += ["", f"## {kind.capitalize()}s"]
+            last = kind
+        name = documentation.get("module") or documentation.get("name")
+        lines += [
+            "",
+            f"### {name}",
+            "",
+            f"{flat(documentation['short_description'])}.",
+            "",
+            flat(documentation["description"]),
+            "",
+        ]
+        options = {key: value for key, value in (documentation.get("options") or {}).items() if key != "_input"}
+        if options:
+            lines += ["| option | type | default | meaning |", "|---|---|---|---|", *option_rows(options, {}), ""]
+        if returned:
+            keys = ", ".join(
+                f"`{key}`" if key != "_value" else flat(value.get("description")) for key, value in returned.items()
+            )
+            lines.append(f"Returns {keys}")
+    text = "\n".join(lines).rstrip() + "\n"
+    # The markup of ansible-doc: C(code), V(value), O(option), M(module), P(plugin#kind), I(italics).
+    text = re.sub(r"\b(?:RV|[CVORIE])\(([^()]*)\)", r"`\1`", text)
+    text = re.sub(r"\b[MP]\((?:seatfleet\.fleet\.)?([\w.]+)(?:#\w+)?\)", r"`\1`", text)
+    return text + "\n<!-- Generated by `make docs` from the plugins. -->\n"
+
+
+MESSAGES_MARK = "<!-- From here on generated by `make docs` from the code. -->"
+# Directory or file of the sources to the part of the project that speaks; the first that fits.
+SPEAKERS = (
+    ("src/seatfleet/campaign", "Campaign"),
+    ("src/seatfleet/clients/probe", "Probe"),
+    ("src/seatfleet/clients/vllm", "Probe"),
+    ("src/seatfleet/core/acceptance", "Probe"),
+    ("src/seatfleet/core/metrics", "Probe"),
+    ("src/seatfleet/clients/gateway", "Gateway"),
+    ("src/seatfleet/core/gateway", "Gateway"),
+    ("roles/gateway", "Gateway"),
+    ("roles/seat_alias", "Gateway"),
+    ("collections/ansible_collections/seatfleet/fleet/plugins/modules/litellm", "Gateway"),
+    ("src/seatfleet/core/patch", "Patches"),
+    ("src/seatfleet/core/unified_diff", "Patches"),
+    ("src/seatfleet/clients/wheel", "Releases and models"),
+    ("src/seatfleet/core/release", "Releases and models"),
+    ("src/seatfleet/core/install", "Releases and models"),
+    ("src/seatfleet/core/lock", "Releases and models"),
+    ("src/seatfleet/core/model", "Releases and models"),
+    ("roles/vllm_release", "Releases and models"),
+    ("roles/model_store", "Releases and models"),
+    ("roles/toolbox", "Releases and models"),
+    ("src/seatfleet/core/schema", "Input"),
+    ("src/seatfleet/core/kinds", "Input"),
+    ("src/seatfleet/core/fleet", "Input"),
+    ("src/seatfleet/core/catalogue", "Input"),
+    ("src/seatfleet/core/seat", "Input"),
+    ("src/seatfleet/core/planner", "Input"),
+    ("src/seatfleet/core/units", "Input"),
+    ("", "Seats and hosts"),
+)
+# Calls whose text reaches a person: exceptions of ours, problems of the input, findings of the probe, module failures.
+_SPEAKING = re.compile(
+    r"(?:Error|Problem|Stop|Undecided|Verdict|Check|Refused)$|^(?:fail_json|stop|fail|warn|problem|_problem)$"
+)
+
+
+def messages_page(intro: str) -> str:
+    """Return the page of messages, after its part by symptom, which is written by hand."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(
+        [*ROOT.glob("src/seatfleet/**/*.py"), *PLUGINS.glob("modules/*.py"), *PLUGINS.glob("action/*.py")]
+    ):
+        for text in _spoken(path):
+            found.setdefault(_speaker(path), set()).add(text)
+    for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]):
+        for match in re.finditer(
+            r"^\s+(?:fail_msg|msg): (?:>-\n((?:\s{8,}.*\n)+)|\"?(.+?)\"?\n)", path.read_text(), re.MULTILINE
+        ):
+            text = re.sub(r"\{\{.*?\}\}", "…", " ".join((match[1] or match[2]).split()))
+            if len(re.sub(r"[… ]", "", text)) > 12:
+                found.setdefault(_speaker(path), set()).add(text)
+    lines = [intro.split(MESSAGES_MARK)[0] + MESSAGES_MARK]
+    for speaker in dict.fromkeys(name for _, name in SPEAKERS):
+        if speaker in found:
+            lines += [
+                "",
+                f"### {speaker}",
+                "",
+                *(f"- {_plain(text)}" for text in sorted(found[speaker], key=str.lower)),
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _speaker(path: Path) -> str:
+    name = str(path.relative_to(ROOT))
+    return next(speaker for prefix, speaker in SPEAKERS if name.startswith(prefix))
+
+
+def _plain(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("|", "\\|").replace("[", "\\[")
+
+
+def _spoken(path: Path) -> Iterator[str]:
+    """Yield the texts in calls that speak to people, with … for what is filled in; short ones say nothing alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and _SPEAKING.search(_called(node.func)):
+            for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                text = " ".join(_text(argument).split())
+                if " " in text and len(re.sub(r"[… ]", "", text)) > 12:
+                    yield text
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value) if isinstance(value, ast.Constant) else "…" for value in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return f"{_text(node.left) or '…'}{_text(node.right) or '…'}"
+    return ""
+
+
 def failure_row(row: Failure) -> str:
     """Return the line of one known failure."""
     done = (("prevented", row.prevent), ("detected", row.detect), ("to do", row.explain), ("not covered", row.open))
@@ -211,6 +412,11 @@ def documents() -> Iterator[tuple[Path, str]]:
     for role in sorted(path.parent.parent for path in ROOT.glob("roles/*/meta/argument_specs.yml")):
         yield role / "README.md", role_readme(role)
     yield ROOT / "docs/seat.schema.json", json_schema_text()
+    yield ROOT / "docs/modules.md", modules_page()
+    messages = ROOT / "docs/messages.md"
+    yield messages, messages_page(messages.read_text())
+    observability = ROOT / "docs/observability.md"
+    yield observability, metrics_page(observability.read_text())
     seats = ROOT / "docs/seats.md"
     yield seats, fill_tables(seats.read_text())
     patches = ROOT / "docs/patches.md"
