@@ -232,7 +232,7 @@ class Prober:
         overrides: dict[str, Any] = {
             "kv-cache-memory-bytes": pin,
             "worker-extension-cls": f"{MODULE}.Extension",
-            "env:PYTHONPATH": str(folder),
+            "env:PYTHONPATH": ":".join(filter(None, (str(folder), live.env.get("PYTHONPATH")))),
             f"env:{DIRECTORY_VARIABLE}": str(counts),
         }
         if self.plan.replay is not None:
