@@ -5,7 +5,7 @@ weights whose prompts are prefilled in one piece (as many batched tokens as cont
 with its length, and its head answers nothing. Then
 
 1. the search of ``seatctl headroom run``: boots at pins, ramp, mixed and full-depth load, a pin proposed;
-2. the blind pin: what an operator reads off nvidia-smi. It starts and answers a greeting, and must run out at depth;
+2. the blind pin: free memory less the weights less 1.5 GiB. It starts and answers, and must run out at depth;
 3. the proposed pin, booted once more: it must not.
 
 Writes OUT/headroom.json (verdicts, every allocator window) and OUT/headroom-log.txt. Exit code 0 when 1 to 3 came out
@@ -42,8 +42,8 @@ from seatfleet.headroom.prober import Plan, Prober, Result
 LEFT = 24 * GIB
 CONTEXT = 32_768
 START = 10 * GIB
-#: What a careful reader of nvidia-smi leaves free.
-BLIND_REST = GIB
+#: What the arithmetic of a blind pin leaves for everything beside weights and KV cache.
+BLIND_REST = 3 * GIB // 2
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -145,10 +145,10 @@ def no_questions(*_: object) -> Answers:
     return Answers()
 
 
-def at_rest(boot: dict[str, Any]) -> int:
-    """Return the free memory of a started, idle seat, as the driver shows it."""
+def weights(boot: dict[str, Any], pin: int) -> int:
+    """Return what an idle seat has allocated beside its KV cache."""
     (idle,) = (window for window in boot["windows"] if window["label"] == "idle")
-    return min(worker["free_least"] for worker in idle["workers"])
+    return max(worker["allocated_peak"] for worker in idle["workers"]) - pin
 
 
 def described(result: Result) -> dict[str, Any]:
@@ -204,12 +204,10 @@ def main() -> int:
         try:
             report["found"] = hunt.run()
             live = seat.live()
-            rest = at_rest(hunt.boots[0])
-            blind = (hunt.trials[0].pin + rest - BLIND_REST) // MIB * MIB
-            report["blind"] = {"rest": rest, "pin": blind}
-            say(
-                f"blind pin {blind / GIB:.2f} GiB: nvidia-smi showed {rest / GIB:.2f} GiB free at {START / GIB:.0f} GiB"
-            )
+            size = weights(hunt.boots[0], hunt.trials[0].pin)
+            blind = (LEFT - size - BLIND_REST) // MIB * MIB
+            report["blind"] = {"weights": size, "pin": blind}
+            say(f"blind pin {blind / GIB:.2f} GiB: {LEFT / GIB:.0f} GiB free, {size / GIB:.2f} GiB of weights")
             report["blind"] |= described(prober.boot(live, blind))
             if report["found"]["pin"]:
                 say(f"proposed pin {report['found']['pin'] / GIB:.2f} GiB, once more")
