@@ -32,7 +32,7 @@ from make_models import tokenizer
 from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalHost, LocalSeat
 from seatfleet.clients.systemd import UnitState
-from seatfleet.core.headroom import unclean
+from seatfleet.core.headroom import RAMP, unclean
 from seatfleet.core.sockets import Owner
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom.hunt import Hunt
@@ -208,7 +208,11 @@ def main() -> int:
             blind = (LEFT - size - BLIND_REST) // MIB * MIB
             report["blind"] = {"weights": size, "pin": blind}
             say(f"blind pin {blind / GIB:.2f} GiB: {LEFT / GIB:.0f} GiB free, {size / GIB:.2f} GiB of weights")
-            report["blind"] |= described(prober.boot(live, blind))
+            # Straight to full depth, as traffic does it: the search's own ramp would stop before the edge.
+            straight = Prober(seat, replace(plan, fractions=(1.0,), phases=(RAMP,)), work / "blind", say=say)
+            straight.work.mkdir()
+            straight.answers, straight.started = no_questions, 90
+            report["blind"] |= described(straight.boot(live, blind))
             if report["found"]["pin"]:
                 say(f"proposed pin {report['found']['pin'] / GIB:.2f} GiB, once more")
                 report["proposed"] = described(prober.boot(live, report["found"]["pin"]))

@@ -15,7 +15,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from .files import canonical_json
@@ -29,6 +28,8 @@ RESOLUTION = 3 * GIB // 8
 QUANTUM = GIB // 4
 #: Two boots of one configuration differ by less than this.
 BOOT_NOISE = 128 * MIB
+#: A prompt that is sized by the seat's tokenizer may be this many tokens shorter than wanted.
+DEPTH_TOLERANCE = 16
 #: A prediction is trusted to this.
 PREDICTION_ERROR = 64 * MIB
 
@@ -141,15 +142,16 @@ def refuse_step(steps: Sequence[Step], depth: int, total: int) -> str | None:
 def refuse_phase(steps: Sequence[Step], phase: str, total: int) -> str | None:
     """Return why several prompts at once must not be tried after the ramp, None when they may be.
 
-    What they add to one prompt cannot be predicted from single ones. There must be room for the largest step seen.
+    What they add to one prompt cannot be predicted from single ones. There must be room for as much again as the last
+    step of the ramp added.
     """
     if not steps:
         return f"{phase}: no single prompt was tried"
-    largest = max((after.needed - before.needed for before, after in pairwise(steps)), default=0)
-    needed = max(step.needed for step in steps) + max(0, largest)
+    growth = max(0, steps[-1].needed - steps[-2].needed) if len(steps) > 1 else 0
+    needed = max(step.needed for step in steps) + growth
     if needed + PREDICTION_ERROR <= total:
         return None
-    return f"{phase}: one more step like the largest would need {format_gib(needed)} of {format_gib(total)}"
+    return f"{phase}: as much again as the last step added would need {format_gib(needed)} of {format_gib(total)}"
 
 
 def unclean(trial: Trial) -> str | None:
@@ -170,7 +172,7 @@ def unclean(trial: Trial) -> str | None:
     if trial.needles_lost:
         return f"the text of {trial.needles_lost} long prompts was not read: its code words were lost"
     reached = max((step.depth for step in trial.ramp), default=0)
-    if reached < trial.full_depth:
+    if reached < trial.full_depth - DEPTH_TOLERANCE:
         return f"stopped at {reached:,} of {trial.full_depth:,} tokens"
     left = [phase for phase in trial.phases if phase not in {step.phase for step in trial.steps}]
     if left:
@@ -184,7 +186,8 @@ def edge(trial: Trial) -> int | None:
     if len(ramp) < 2:
         return None
     deepest = ramp[-1]
-    needed = deepest.needed if deepest.depth >= trial.full_depth else predict(ramp, trial.full_depth)
+    full = deepest.depth >= trial.full_depth - DEPTH_TOLERANCE
+    needed = deepest.needed if full else predict(ramp, trial.full_depth)
     needed = max(needed, *(step.needed for step in trial.steps))
     return trial.pin + trial.total - needed
 

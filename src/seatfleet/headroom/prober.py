@@ -56,6 +56,7 @@ UNIFIED_FLOOR = 8 * GIB
 UNIFIED_SHARE = 0.07
 UNIFIED_DEPTH = 0.5
 _WORKER_LIMIT_S = 60.0
+_SAMPLER_LIMIT_S = 20.0
 _PREEMPTIONS = "vllm:num_preemptions_total"
 _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
 _KERNEL = re.compile(r"NV_ERR_NO_MEMORY|Out of memory: Killed|oom-kill|NVRM: Xid")
@@ -97,10 +98,24 @@ class Sampling:
 
     @classmethod
     def start(cls, out: Path, gpus: Sequence[str], replay: Path | None) -> Sampling:
-        """Start it."""
-        command = [sys.executable, "-m", sampler.__name__, f"--out={out}", f"--gpus={','.join(gpus)}"]
+        """Start it and wait for its first sample.
+
+        Raises:
+            SeatFailed: it ended instead.
+        """
+        out.unlink(missing_ok=True)
+        # By its file: it needs nothing of this package, and a memory that is locked is better small.
+        command = [sys.executable, str(sampler.__file__), f"--out={out}", f"--gpus={','.join(gpus)}"]
         command += [f"--replay={replay}"] if replay else []
-        return cls(out, subprocess.Popen(command, start_new_session=True))
+        sampling = cls(out, subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE))
+        deadline = time.monotonic() + _SAMPLER_LIMIT_S
+        while sampling.available() is None:
+            if sampling.process.poll() is not None or time.monotonic() >= deadline:
+                sampling.stop()
+                said = sampling.process.stderr.read().decode(errors="replace") if sampling.process.stderr else ""
+                raise SeatFailed(f"memory cannot be sampled: {said.strip().splitlines()[-1:]}")
+            time.sleep(0.02)
+        return sampling
 
     def lines(self) -> list[dict[str, Any]]:
         """Return what was sampled so far; the line that is being written is left out."""
@@ -351,9 +366,9 @@ class _Boot:
     # --- the load
 
     def _measure(self, client: SeatClient, concurrency: float | None) -> None:
-        number = self.windows.mark("idle")
+        number, began = self.windows.mark("idle"), time.monotonic_ns()
         self.prober.sleep(self.plan.idle_s)
-        self._take(number, "idle", time.monotonic_ns())
+        self._take(number, "idle", began)
         for fraction in self.plan.depths:
             depth = int(fraction * self.full_depth)
             if self.steps and (refusal := refuse_step(self.steps, depth, self.total)):
@@ -435,7 +450,9 @@ class _Boot:
         """On unified memory stop the seat before it takes the host with it."""
         if not self.plan.unified:
             return
-        while not all(one.done() for one in running):
+        done = False
+        while not done:
+            done = all(one.done() for one in running)
             available = self.samples.available()
             if available is not None and available < self.floor:
                 client.close()

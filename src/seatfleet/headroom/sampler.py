@@ -193,7 +193,12 @@ def sample_until(
 
 
 def least(lines: Sequence[Mapping[str, Any]], begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """Return the worst moment of a window: least free memory by name with its time, and the stall time in it."""
+    """Return the worst moment of a window: least free memory by name with its time, and the stall time in it.
+
+    The sample before the window belongs to it: what was free then was free at its beginning, and a short window may
+    have no other.
+    """
+    begin_ns = max((line["t_ns"] for line in lines if line["t_ns"] <= begin_ns), default=begin_ns)
     inside = [line for line in lines if begin_ns <= line["t_ns"] <= end_ns]
     found: dict[str, Any] = {"samples": len(inside)}
     names = sorted({name for line in inside for name in line if name.endswith("_free") or name == "MemAvailable"})
