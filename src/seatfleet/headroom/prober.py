@@ -22,6 +22,7 @@ from ..campaign.definition import Arm
 from ..campaign.parity import ArmConfig, Deployment, derive_arm
 from ..campaign.seats import SeatControl, SeatFailed
 from ..clients.probe import Host, Options, probe
+from ..clients.probe.canary import check_canary
 from ..clients.vllm import Completion, Limits, SeatClient, SeatError
 from ..core.headroom import (
     MIXED,
@@ -206,6 +207,11 @@ class Windows:
             self._sleep(0.05)
 
 
+def short_answers(manifest: Manifest, client: SeatClient, host: Host, evidence: Path) -> Answers:
+    """Ask the seat what the timed probe asks: a load that corrupts something shows in the next short answer."""
+    return check_answers(manifest, client, host, evidence, (check_canary,))
+
+
 @dataclass
 class Result:
     """A trial and everything that was seen beside it."""
@@ -222,7 +228,7 @@ class Prober:
     plan: Plan
     work: Path
     say: Callable[[str], None] = print
-    answers: Callable[[Manifest, SeatClient, Host, Path], Answers] = check_answers
+    answers: Callable[[Manifest, SeatClient, Host, Path], Answers] = short_answers
     sleep: Callable[[float], None] = time.sleep
     started: int = 0
 
