@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import generations
+from .guard import read_marker
 from .paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE
@@ -119,6 +120,11 @@ def _state(unit: UnitState, proven: bool) -> str:
 def _notes(
     paths: SeatPaths, seen: SeatState, unit: UnitState, current: str | None, running: str | None, managed: bool
 ) -> Iterable[str]:
+    if mark := read_marker(paths.seat, paths.root):
+        yield (
+            f"the memory guard killed it at {mark.get('at', '?')}: {mark.get('why', '?')}; give it less memory and run "
+            f"site.yml, or: seatctl guard clear {paths.seat}"
+        )
     if not managed:
         yield "not in the inventory: playbooks/remove.yml removes it, or bring its entry back"
     if unit.running and running != current:

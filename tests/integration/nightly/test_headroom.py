@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hammer import OK
 from labrun import PROJECT, Lab
 from test_campaign import BOOT_LIMIT_S, HOST, SEAT, active, answers, deployed, hammer, wait_until
 
@@ -37,13 +38,13 @@ def options(results: Path) -> tuple[str, ...]:
 def test_without_a_window_nothing_is_touched(lab: Lab, hammer) -> None:
     run = lab.run(*PLAY, check=False)
     assert run.code and "headroom_window=true" in run.output
-    assert run.changed[HOST] == 0 and answers(hammer()) == "200"
+    assert run.changed[HOST] == 0 and answers(hammer()) == OK
 
 
 def test_a_pin_is_measured_and_proposed(lab: Lab, tmp_path: Path, hammer) -> None:
     seats = (lab.project / "group_vars/lab_fv_ml1/seats.yml").read_text()
     run = lab.run(*PLAY, *options(tmp_path), timeout_s=8 * BOOT_LIMIT_S)
-    assert answers(hammer()) == "200" and not active(lab, ARM) and not active(lab, RUN)
+    assert answers(hammer()) == OK and not active(lab, ARM) and not active(lab, RUN)
     (file,) = tmp_path.glob("*.json")
     evidence = json.loads(file.read_text())
     result = json.loads(lab.host(HOST, "cat", f"/var/lib/seatfleet/evidence/{SEAT}/headroom/result.json").output)
@@ -71,4 +72,4 @@ def test_production_is_back_when_the_probe_dies(lab: Lab, tmp_path: Path, hammer
     lab.host(HOST, "systemctl", "kill", "--kill-whom=main", "--signal=KILL", RUN)
     output, _ = play.communicate(timeout=BOOT_LIMIT_S)
     assert play.returncode != 0 and "gave no result" in output
-    assert active(lab, f"vllm-seat-{SEAT}.service") and not active(lab, ARM) and answers(hammer()) == "200"
+    assert active(lab, f"vllm-seat-{SEAT}.service") and not active(lab, ARM) and answers(hammer()) == OK
