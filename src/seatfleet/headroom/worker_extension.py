@@ -192,13 +192,19 @@ class Watcher:
         self.allocator, self.directory = allocator, directory
         self._window: Window | None = None
         self._closed: dict[str, Any] = {}
+        self._announced = False
 
     def look(self) -> None:
         """Read once; on a new mark close the window and begin the next."""
         if not self.allocator.ready():
             return
         mark = self._mark()
-        if self._window is None:
+        if mark is None:
+            # While graphs are being captured a call of another thread can spoil the capture: only say "here".
+            if not self._announced:
+                self._write({"open": 0, "closed": {}, "torch": self.allocator.torch})
+                self._announced = True
+        elif self._window is None:
             self._begin(mark)
         elif mark.get("number") != self._window.mark.get("number"):
             self._window.add(self.allocator.read(self._window.mark))
@@ -216,11 +222,11 @@ class Watcher:
         self._window.add(now)
         self._write({"open": mark.get("number"), "closed": self._closed, "torch": self.allocator.torch})
 
-    def _mark(self) -> dict[str, Any]:
+    def _mark(self) -> dict[str, Any] | None:
         try:
             return dict(json.loads((self.directory / MARK_FILE).read_text(encoding="utf-8")))
         except FileNotFoundError:
-            return {"number": 0, "label": "start"}
+            return None
 
     def _write(self, content: Mapping[str, Any]) -> None:
         file = self.directory / f"allocator-{os.getpid()}.json"
