@@ -8,6 +8,9 @@ target-fp8      the same with its shared experts in block-wise FP8, declared now
 target-fp8-ref  the same with those experts dequantized to bf16
 target-large    no weights: the 122B's head (248,320 x 3,072) on four small layers, to be filled with dummies
 target-copy     every block writes zero and the head is the embedding: it repeats its last token
+target-chat     the same for chats, with a mask token that says nothing: a drafter then proposes what its context holds
+                most often, a blank at first, the repeated token after as many tokens as the prompt has blanks. So
+                acceptance depends on the text, as with real models, and can be told in advance
 drafter-good    reads the repeated token from its own KV of the context: uniform attention, value = target hidden state.
                 It is right only while at least 60 % of the context's drafter KV holds that token, so a hit that
                 restores wrong or missing drafter KV ends its acceptance
@@ -104,6 +107,11 @@ DRAFTER = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+# Ends with what is repeated: a character that no text of a campaign holds more often than blanks.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 Weights = dict[str, torch.Tensor]
 
 
@@ -172,8 +180,8 @@ def fp8_twins(base: Path, out: Path) -> None:
     variant(base, out / "target-fp8-ref", reference)
 
 
-def copying_target(base: Path, out: Path) -> None:
-    """Write target-copy."""
+def copying_targets(base: Path, out: Path) -> None:
+    """Write target-copy and target-chat."""
     weights = load_file(base / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     directions = torch.nn.functional.normalize(torch.randn(VOCABULARY, HIDDEN, generator=generator), dim=1)
@@ -186,6 +194,11 @@ def copying_target(base: Path, out: Path) -> None:
         elif name == "lm_head.weight":
             weights[name] = directions.to(torch.bfloat16)
     variant(base, out / "target-copy", weights)
+    for name in [name for name in weights if name.endswith("embed_tokens.weight")]:
+        weights[name] = weights[name].clone()
+        weights[name][MASK_TOKEN] = 0
+    variant(base, out / "target-chat", weights)
+    (out / "target-chat/chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def drafter(folder: Path, sign: float) -> None:
@@ -237,7 +250,7 @@ def main() -> int:
     base = out / "target-random"
     random_target(base)
     fp8_twins(base, out)
-    copying_target(base, out)
+    copying_targets(base, out)
     large_target(base, out)
     drafter(out / "drafter-good", 1.0)
     drafter(out / "drafter-broken", -1.0)

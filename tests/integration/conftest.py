@@ -14,13 +14,19 @@ from labrun import HOSTS, PROJECT, Lab
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run)."""
+    """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
+
+    With SEATFLEET_KEEP_LAB=1 the lab stays, and the next run with it goes on where the last one stopped: for working on
+    one test without paying for those before it.
+    """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
-    handle.run(tool, "destroy", "--all")
+    keep = bool(os.environ.get("SEATFLEET_KEEP_LAB"))
+    if not keep:
+        handle.run(tool, "destroy", "--all")
     handle.run(tool, "up", *HOSTS)
     yield handle
-    if not os.environ.get("SEATFLEET_KEEP_LAB"):
+    if not keep:
         handle.run(tool, "destroy", "--all")
 
 

@@ -74,6 +74,14 @@ class Lab:
         """Run a command as root on a lab host."""
         return self.run(str(PROJECT / "lab/lab"), "ssh", name, *argv, check=check, stdin=stdin)
 
+    def console(self, name: str, *argv: str) -> Run:
+        """Run a command on a lab host without its network, and never fail."""
+        return self.run(str(PROJECT / "lab/lab"), "exec", name, *argv, check=False)
+
+    def power(self, verb: str, name: str) -> Run:
+        """Kill, cut, heal, boot: what happens to a host from outside."""
+        return self.run(str(PROJECT / "lab/lab"), verb, name)
+
     def molecule(self, scenario: str) -> Run:
         """Run one molecule scenario against the running lab."""
         return self.run("molecule", "test", "--scenario-name", scenario)

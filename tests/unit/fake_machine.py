@@ -14,6 +14,7 @@ from typing import Any
 from seatfleet.core import generations
 from seatfleet.core.paths import SeatPaths
 from seatfleet.core.processes import Process, SeatState, UnitState
+from seatfleet.core.render import Generation
 from seatfleet.core.rollout import ProbeResult, RolloutError
 from seatfleet.core.sockets import Owner
 
@@ -37,6 +38,8 @@ class FakeMachine:
     immortal: bool = False  # does not end on SIGKILL either
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
+    refusal: str | None = None  # of the release, for any flags
+    asked: list[str] = field(default_factory=list)  # whose flags were
     calls: list[str] = field(default_factory=list)
     clock: float = 0.0
     locked: bool = False
@@ -143,6 +146,10 @@ class FakeMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         return self.lacking
+
+    def refused_flags(self, generation: Generation) -> str | None:
+        self.asked.append(generation.name)
+        return self.refusal
 
     @contextlib.contextmanager
     def start_lock(self) -> Iterator[None]:

@@ -121,6 +121,20 @@ def mute_chunks(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
     return [replace(r, chunks=tuple((t, 1, kind) for t, _, kind in r.chunks)) for r in requests]
 
 
+def merged(rate: float, *arms: str) -> Any:
+    """A server that sends some steps two at a time, in these arms."""
+
+    def change(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
+        if slot.arm not in arms:
+            return requests
+        return [
+            replace(r, chunks=tuple((t, None if n is None else round(n * rate), kind) for t, n, kind in r.chunks))
+            for r in requests
+        ]
+
+    return change
+
+
 def hot(slot: Any) -> list[str]:
     mask = "0x0000000000000040" if slot.directory == "02_k2_1" else "0x0000000000000000"
     return [f"{i},0,1000,2600,9000,60,,300,99,{mask},," for i in range(20)]
@@ -198,6 +212,15 @@ def test_a_control_that_drafts_is_no_control():
 
 def test_without_telemetry_clocks_are_not_checked_and_never_passed(tmp_path: Path):
     assert {c["status"] for c in check(result_of(tmp_path), "V10")} == {"not checked"}
+
+
+def test_steps_that_the_server_merges_in_every_arm_void_nothing(tmp_path: Path):
+    result = result_of(tmp_path / "a", World(speed=SPEED, requests=merged(2, "off", "k1", "k2", "k3")))
+    assert result["void_arms"] == {} and {c["status"] for c in check(result, "V15")} == {"pass", "flag"}
+    assert any("2.00 tokens per chunk in the control" in c["detail"] for c in check(result, "V15"))
+    assert "V15" in result_of(tmp_path / "b", World(speed=SPEED, requests=merged(2, "k2")))["void_arms"]["k2"]
+    half = World(speed=SPEED, requests=lambda *a: mute_chunks(a[0], a[1], merged(2, "off")(*a)))
+    assert "V15" in result_of(tmp_path / "c", half)["void_arms"]["k2"]
 
 
 def test_every_rule_of_the_table_was_seen_to_fire():

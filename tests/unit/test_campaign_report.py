@@ -100,6 +100,7 @@ def test_markdown_says_the_same(finished: RawCampaign):
     text = (finished.path / "report/report.md").read_text()
     assert text.startswith("# mtp on flash-next: Is MTP <faster> & better?")
     assert "| k1-vs-off | output tokens/s, all streams | tool c=1 | WIN |" in text
+    assert "| k1 | 1 | 15,200 | 800 (5.0 %) |" in text and "| off | 0 | 16,000 | 0 |" in text
     assert text.index("## What was decided") < text.index("## Exploratory")
     assert all(line.count("|") == lines[0].count("|") for lines in _tables(text) for line in lines)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ from typing import Any
 import pytest
 from campaign_fake import Behaviour, FakeSeat
 
+from seatfleet.campaign import host
 from seatfleet.campaign import runner as runner_module
 from seatfleet.campaign.analysis import analyse
 from seatfleet.campaign.canary import Answers, check_answers
 from seatfleet.campaign.definition import load_definition
+from seatfleet.campaign.host import Calm
+from seatfleet.campaign.load import CellRun, LoadClient
 from seatfleet.campaign.parity import Refusal
 from seatfleet.campaign.rawdata import RawCampaign, RawError
 from seatfleet.campaign.runner import Interrupted, Runner
@@ -183,29 +188,49 @@ def test_an_interrupted_campaign_resumes_after_the_last_complete_boot(tmp_path: 
     assert analyse(again.raw)["campaign"]["gaps"] == []
 
 
-def test_a_signal_inside_the_event_loop_ends_the_campaign(tmp_path: Path):
-    """Raised between two callbacks of the loop, where any other exception is logged and forgotten."""
-    seat = FakeSeat({"off": replace(OFF, ttft_s=0.3), "k2": K2})
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted("SIGALRM")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+@pytest.mark.parametrize("when", ["in a callback", "while waiting", "before the loop", "in a boot's start"])
+def test_a_signal_ends_the_campaign_wherever_it_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    seat = FakeSeat({"off": OFF, "k2": K2})
     runner = make(tmp_path, seat)
-    started = seat.start
+    original = LoadClient.cell
 
-    def start(config: Any, cache: str) -> None:
-        started(config, cache)
-        signal.setitimer(signal.ITIMER_REAL, 0.8)
+    async def cell(self: LoadClient, prompts: Any, concurrency: int, **options: Any) -> CellRun:
+        if when == "in a callback":
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGALRM)
+            await asyncio.sleep(20)
+        if when == "while waiting":
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            await asyncio.sleep(20)
+        return await original(self, prompts, concurrency, **options)
 
-    seat.start = start
+    monkeypatch.setattr(LoadClient, "cell", cell)
+    if when == "before the loop":
+        monkeypatch.setattr(runner, "interrupted", "SIGALRM")
+    if when == "in a boot's start":
+        seat.before_start = lambda arm, number: signal.raise_signal(signal.SIGALRM)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: runner.interrupt("SIGALRM"))
+    began = time.monotonic()
     try:
-        with pytest.raises(Interrupted):
+        with pytest.raises(Interrupted, match="SIGALRM"):
             runner.run()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 15
     assert runner.raw.boots() == () and seat.restored == 1 and seat.server is None
+
+
+def test_nothing_interrupts_the_way_back(tmp_path: Path):
+    seat = FakeSeat({"off": OFF, "k2": K2})
+    runner = make(tmp_path, seat)
+    restore = seat.restore
+
+    def restoring() -> None:
+        runner.interrupt("SIGTERM")
+        restore()
+
+    seat.restore = restoring
+    runner.run()
+    assert seat.restored == 1 and len(runner.raw.boots()) == 3
 
 
 def test_after_a_long_pause_there_is_an_extra_control_boot_and_a_block(tmp_path: Path):
@@ -330,6 +355,24 @@ def test_a_shadow_seat_has_its_own_port_and_gpus_in_every_arm(tmp_path: Path):
     runner = make(tmp_path, shadow={"gpus": [3], "port": 8099})
     configs = runner.configs(runner.control.live(), runner._shadow_overrides())
     assert {(c.settings["port"], c.env["CUDA_VISIBLE_DEVICES"]) for c in configs.values()} == {(8099, "3")}
+
+
+def test_the_cards_that_are_watched_are_those_of_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(host, "look", lambda gpus: asked.append(tuple(gpus)) or Calm(None, None, None))
+    seat = FakeSeat({"off": OFF, "k2": K2}, gpus=("2",))
+    cards = "env:CUDA_VISIBLE_DEVICES"
+    arms = {"off": {cards: "2"}, "k2": {cards: "2,3", "speculative-config": MTP}}
+    make(tmp_path, seat, arms=arms, studied_keys=["speculative-config", cards]).run()
+    assert asked[0] == ("2", "3") and seat.gpus == ("2", "3")
+
+
+def test_a_shadow_seat_on_a_card_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "gpu_processes", lambda gpus: [f"77 python on {gpus[0]}"])
+    seat = FakeSeat({"off": OFF, "k2": K2}, gpus=("2",))
+    with pytest.raises(Refusal, match=r"R19 GPU in use.* on 3 run: 77 python on 3"):
+        make(tmp_path, seat, shadow={"gpus": [3], "port": 8099}).run()
+    assert seat.starts == [] and seat.restored == 1
 
 
 def test_the_end_to_end_harness_is_a_metric_of_its_own(tmp_path: Path):

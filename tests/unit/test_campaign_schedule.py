@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatfleet.campaign.schedule import boot_order, number_slots, rep_order
+from seatfleet.campaign.definition import load_definition
+from seatfleet.campaign.schedule import boot_order, make_schedule, number_slots, rep_order
 
 ARMS = [f"k{i}" for i in range(1, 9)]
 
@@ -36,6 +37,16 @@ def test_linear_drift_cancels_in_every_difference(count: int, mode: str, slope: 
 
     for arm in ARMS[:count]:
         assert mean(arm) - mean("off") == pytest.approx(0, abs=1e-9)
+
+
+def test_an_arm_that_is_broken_on_purpose_boots_once_after_all_that_is_compared():
+    arms = {"off": {}, "bad": {"speculative-config": {"method": "mtp", "num_speculative_tokens": 2}}}
+    arms["k1"] = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}
+    written = {"seat": "s", "question": "?", "studied_keys": ["speculative-config"], "arms": arms}
+    definition = load_definition({**written, "positive_controls": ["bad"]}, name="mtp", where="t")
+    assert [slot.directory for slot in make_schedule(definition)] == [
+        "00_off_1", "01_k1_1", "02_off_2", "03_k1_2", "04_off_3", "05_bad_1",
+    ]  # fmt: skip
 
 
 def test_linear_drift_does_not_cancel_in_the_order_of_the_seed():

@@ -397,6 +397,10 @@ def test_facts_of_a_machine_with_and_without_cards(monkeypatch: pytest.MonkeyPat
 
     answer("GPU-1, NVIDIA RTX, 580.1, 98.0, 97887, 600.00, 2617, Enabled, [N/A], 5, 16")
     assert host.facts()["gpus"][0]["driver_version"] == "580.1"
+    answer("4242, python3\\n77, Xorg")
+    assert host.gpu_processes(["3"]) == ["4242 python3", "77 Xorg"]
+    answer("")
+    assert host.gpu_processes(["3"]) == []
     answer("90000\\n2085")
     assert host.free_gpu_mib(["0", "1"]) == 2085.0
     answer("[N/A], 44")

@@ -34,14 +34,16 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def call(module: ModuleType, capsys: pytest.CaptureFixture[str], url: str, check: bool = False) -> dict[str, Any]:
+def call(
+    module: ModuleType, capsys: pytest.CaptureFixture[str], url: str, check: bool = False, key: str = MASTER
+) -> dict[str, Any]:
     aliases = [
         {"name": name, "seat": "flash-next", "api_base": "http://10.0.0.11:8022/v1", "api_key": SECRET}
         for name in ("gen-large", "gen-mid")
     ]
     options = {
         "url": url,
-        "admin_key": MASTER,
+        "admin_key": key,
         "host": "fv-ml1",
         "aliases": aliases,
         "stub_url": STUB_URL,
@@ -103,3 +105,15 @@ def test_a_gateway_that_is_down_keeps_no_seat_from_being_repaired(
     assert (done.get("failed"), done["changed"]) == (None, False)
     assert done["not_closed"] == ["gen-large", "gen-mid"]
     assert "127.0.0.1:9 is not reachable" in warnings[1]
+
+
+def test_a_gateway_that_refuses_is_told_from_one_that_is_down(
+    close: ModuleType, httpserver: HTTPServer, capsys: pytest.CaptureFixture[str], warnings: list[str]
+) -> None:
+    stub = GatewayStub(httpserver)
+    stub.closed_url = STUB_URL
+    register(stub, "gen-large")
+    done = call(close, capsys, stub.url, key="sk-of-yesterday")
+    assert (done.get("failed"), done["refused"]) == (None, ["gen-large", "gen-mid"])
+    assert len(warnings) == 2
+    assert call(close, capsys, "http://127.0.0.1:9")["refused"] == []

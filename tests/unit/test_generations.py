@@ -129,6 +129,20 @@ def test_settle(
     generations.point(paths.previous, previous)
     assert generations.settle(paths) == (serves if serves != current else None)
     assert generations.link_target(paths.current) == serves
+    if serves != current:
+        assert generations.link_target(paths.previous) is None, "the way back is where it is already"
+
+
+def test_settling_keeps_the_next_way_back(paths: SeatPaths) -> None:
+    for seconds, name in enumerate(("1111", "2222", "3333")):
+        stage(paths, name)
+        generations.mark_good(paths, name, {})
+        os.utime(paths.generation(name) / generations.EVIDENCE_FILE, (seconds, seconds))
+    stage(paths, "4444")
+    generations.point(paths.previous, "3333")
+    generations.point(paths.current, "4444")
+    assert generations.settle(paths) == "3333"
+    assert generations.link_target(paths.previous) == "2222"
 
 
 def age(paths: SeatPaths, *names: str) -> None:

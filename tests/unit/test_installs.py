@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,20 @@ def test_a_changed_unpatched_file_is_found_when_every_file_is_compared(ensure: E
     assert not ensure(every_file=True).changed
 
 
+def test_a_better_sentence_in_the_series_is_no_damage_but_other_hashes_are(ensure: Ensure, release: Release) -> None:
+    assert release.series is not None
+    (patch,) = release.series.patches
+    outcome = ensure()
+    reworded = replace(release, series=replace(release.series, patches=(replace(patch, tested="on a card, too"),)))
+    assert reworded.id == release.id
+    assert not ensure(what=reworded).changed
+    carried = outcome.path / releases.SERIES
+    carried.write_text(carried.read_text().replace(patch.sha256, "0" * 64))
+    with pytest.raises(ProblemsError, match=r"series\.json: release r: expected the series the release was built with"):
+        ensure()
+    assert ensure(repair=True).before == "damaged"
+
+
 def test_a_removed_interpreter_is_damage(ensure: Ensure) -> None:
     outcome = ensure()
     (outcome.path / "bin/python").unlink()
@@ -255,3 +270,61 @@ def test_a_run_that_waited_for_another_takes_its_result(
     stamp = (outcome.path / releases.MARKER).stat().st_mtime_ns
     installs._install(host, release, wheelhouse, every_file=False)
     assert (outcome.path / releases.MARKER).stat().st_mtime_ns == stamp
+
+
+def about_prefix_hits(release: Release, *methods: str) -> Release:
+    """Return the release with its patch said to be about prefix hits."""
+    assert release.series is not None
+    (patch,) = release.series.patches
+    marked = replace(patch, required_when={"hybrid": True, "method": list(methods), "prefix_caching": True})
+    return replace(release, series=replace(release.series, patches=(marked,)))
+
+
+ORACLE = "import pathlib, sys; print('oracle', sys.argv[1:]); sys.exit(pathlib.Path({!r}).exists())"
+
+
+def test_patches_about_prefix_hits_prove_themselves_before_the_marker(
+    ensure: Ensure, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    red = tmp_path / "red"
+    monkeypatch.setattr(installs.inspect, "getsource", lambda module: ORACLE.format(str(red)))
+    hits = about_prefix_hits(release, "dflash", "mtp", "eagle")
+    red.touch()
+    with pytest.raises(InstallError) as caught:
+        ensure(what=hits)
+    assert "state oracle failed with exit code 1" in str(caught.value)
+    assert "oracle ['--method', 'dflash', '--method', 'mtp']" in str(caught.value)
+    red.unlink()
+    outcome = ensure(what=hits)
+    assert outcome.before == "incomplete"
+    assert state(outcome) == "present"
+
+
+def test_the_oracle_can_be_left_out_and_is_not_run_for_other_patches(
+    ensure: Ensure, host: Host, release: Release, wheelhouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installs.inspect, "getsource", lambda module: "import sys; sys.exit(1)")
+    assert state(ensure()) == "present"
+    hits = about_prefix_hits(replace(release, name="hits", imports=("engine.other",)), "dflash")
+    calm = replace(host, root=host.root.parent / "calm", selftest=False)
+    outcome = installs.ensure(calm, hits, wheelhouse, every_file=False, repair=False, check=False)
+    assert state(outcome) == "present"
+
+
+def test_the_oracle_travels_inside_a_zip(tmp_path: Path) -> None:
+    """As Ansible ships modules: no file of the package exists on the host."""
+    archive = tmp_path / "module.zip"
+    source = Path(installs.__file__).parents[2]
+    with zipfile.ZipFile(archive, "w") as target:
+        for path in (source / "seatfleet").rglob("*.py"):
+            target.write(path, path.relative_to(source))
+    script = (
+        f"import sys; sys.path.insert(0, {str(archive)!r})\n"
+        "from seatfleet.core import installs, kv_oracle\n"
+        "assert '.zip' in kv_oracle.__file__, kv_oracle.__file__\n"
+        "print(installs.inspect.getsource(kv_oracle))\n"
+    )
+    text = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True).stdout
+    run = subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert "cannot import vLLM here" in run.stdout

@@ -30,6 +30,7 @@ def generation(**changes: object) -> Generation:
 OLD = generation()
 NEW = generation(kv_cache_memory="128MiB")
 THIRD = generation(kv_cache_memory="256MiB")
+FOURTH = generation(kv_cache_memory="512MiB")
 
 
 @pytest.fixture
@@ -182,6 +183,37 @@ def test_what_can_be_known_before_the_stop_touches_nothing(
     assert outcome.failure.startswith(f"nothing was touched: {obstacle}")
     assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
     assert links(machine) == (OLD.name, None)
+
+
+def test_flags_that_the_release_refuses_touch_nothing(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.refusal = "vllm serve: error: unrecognized arguments: --swap-space 4"
+    outcome = deploy(machine, NEW)
+    assert outcome.failure == f"nothing was touched: release {RELEASE.id} refuses these flags: {machine.refusal}"
+    assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
+    (foreseen,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert (foreseen.action, foreseen.failure) == (Action.RESTART, outcome.failure)
+
+
+def test_flags_are_asked_before_anything_is_staged_but_not_of_a_release_that_is_yet_to_come(
+    machine: FakeMachine,
+) -> None:
+    deploy(machine, OLD)
+    machine.asked.clear()
+    machine.lacking = ["release 0.32.0-x is not installed"]
+    (outcome,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert (outcome.failure, machine.asked) == (None, [])
+    machine.lacking = []
+    foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert machine.asked == [NEW.name]
+
+
+def test_the_way_back_does_not_wait_for_a_check_of_flags(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    deploy(machine, NEW)
+    machine.asked.clear()
+    assert deploy(machine, OLD).failure is None
+    assert machine.asked == []
 
 
 @pytest.mark.parametrize(
@@ -342,6 +374,29 @@ def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
     assert deploy(machine, THIRD).returned_to == NEW.name
 
 
+def test_what_comes_back_after_a_kill_is_not_its_own_way_back(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while NEW starts, OLD is `previous`; when THIRD fails then, OLD is what comes back."""
+    deploy(machine, FOURTH)
+    deploy(machine, OLD)
+    note = machine._note
+
+    def killed(call: str) -> None:
+        note(call)
+        if call.startswith("probe"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(machine, NEW)
+    machine.locked = False
+    machine.behaviour[THIRD.name] = BAD
+    assert deploy(machine, THIRD).returned_to == OLD.name
+    assert links(machine) == (OLD.name, FOURTH.name)
+
+
 def test_foresee_says_what_and_how_long_and_changes_nothing(machine: FakeMachine) -> None:
     (virgin,) = foresee(machine, [OLD], KEYS, machine.paths.root)
     assert (virgin.action, virgin.changed, virgin.expected_s) == (Action.START, True, None)
@@ -366,9 +421,18 @@ def test_another_api_key_restarts(machine: FakeMachine) -> None:
 
 def test_after_a_failure_other_seats_are_left_alone(machine: FakeMachine) -> None:
     machine.behaviour[OLD.name] = BAD
-    stage_host([OLD], KEYS, check=False, root=machine.paths.root)
+    stage_host([OLD, NEW], KEYS, check=False, root=machine.paths.root)
     outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)
     assert [outcome.wanted for outcome in outcomes] == [OLD.name]
+
+
+def test_a_seat_that_cannot_start_keeps_the_others_of_its_host_from_being_touched(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.calls.clear()
+    outcomes = roll_out(machine, [OLD, NEW], KEYS, machine.paths.root)  # the second was not staged
+    (refused,) = outcomes
+    assert (refused.wanted, refused.changed, machine.calls) == (NEW.name, False, [])
+    assert "is not staged" in str(refused.failure)
 
 
 def test_old_generations_are_pruned(machine: FakeMachine) -> None:

@@ -48,6 +48,7 @@ def analyse(raw: RawCampaign) -> dict[str, Any]:
         "void_arms": dict(measured.voids.arms),
         "void_boots": dict(measured.voids.boots),
         "arms": tables.arm_table(measured),
+        "kv": tables.kv_table(measured),
         "boots": tables.boot_table(measured),
         "tool_calls": tables.tool_calls(measured),
         "provenance": next(iter(measured.infos.values()))["provenance"] if measured.infos else {},

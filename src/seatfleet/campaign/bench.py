@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..clients.vllm import SeatClient
@@ -17,6 +18,7 @@ from .observe import Cell
 from .pages import Pages
 from .parity import Refusal, refuse_remote_client
 from .prompts import Shape, make_shapes
+from .second_client import SecondClient, compare
 
 
 def bench(
@@ -26,16 +28,20 @@ def bench(
     shapes: Sequence[str],
     levels: Sequence[int],
     max_tokens: int | None,
+    second: Path | None = None,
 ) -> dict[str, Any]:
     """Run every shape once at every level and return its metrics and acceptance.
 
+    ``second``, the executable ``vllm``, repeats the first cell, whose numbers are then compared.
+
     Raises:
-        Refusal: the seat is not on this host, or serves somebody else.
+        Refusal: the seat is not on this host, serves somebody else, or the second client cannot be used.
         SeatError: the seat does not answer.
     """
     refuse_remote_client(base_url)
     with SeatClient(base_url, api_key) as client:
-        names = [card.id for card in client.models()]
+        roots = {card.id: card.root for card in client.models()}
+        names = list(roots)
         name = model or names[0]
         if name not in names:
             raise Refusal("R16 other seat", f"the server at {base_url} serves {', '.join(names)}, not {name}")
@@ -46,7 +52,17 @@ def bench(
     with Pages(target) as pages:
         pages.refuse_busy()
         cells = [row for shape in texts.values() for row in _look(target, pages, shape, levels)]
-    return {"base_url": base_url, "model": name, "vllm_version": version, "verdict": None, "cells": cells}
+    found = {"base_url": base_url, "model": name, "vllm_version": version, "verdict": None, "cells": cells}
+    if second is not None:
+        prompts = texts[shapes[0]].take(requests_of(levels[0]))
+        theirs = SecondClient(second, roots[name] or name).run(base_url, name, api_key, prompts, levels[0])
+        found["cross_check"] = compare(cells[0]["metrics"], theirs)
+    return found
+
+
+def requests_of(level: int) -> int:
+    """Return the requests of one cell."""
+    return max(2 * level, 4)
 
 
 def _look(target: Target, pages: Pages, shape: Shape, levels: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -54,7 +70,7 @@ def _look(target: Target, pages: Pages, shape: Shape, levels: Sequence[int]) -> 
     asyncio.run(load.cell(shape.take(1), 1))  # the first wave builds kernels
     before = pages.read_settled(1)
     for order, level in enumerate(levels):
-        prompts = shape.take(max(2 * level, 4))
+        prompts = shape.take(requests_of(level))
         run = asyncio.run(load.cell(prompts, level))
         after = pages.read_settled(len(prompts))
         counters = observe.read_counters(before, after)
@@ -108,4 +124,10 @@ def bench_text(found: Mapping[str, Any]) -> str:
     table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     title = f"{found['model']} at {found['base_url']}, vLLM {found['vllm_version']}"
     note = "One look at one boot: no floor, no verdict. To compare two settings run a campaign."
-    return "\n".join([title, *table, note])
+    return "\n".join([title, *table, *_cross_check(found.get("cross_check") or ()), note])
+
+
+def _cross_check(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        values = f"ours {row['ours']:.2f}, vllm bench serve {row['theirs']:.2f}, ratio {row['ratio']:.3f}"
+        yield f"first cell again, {row['metric']}: {values}: {'agree' if row['agrees'] else 'DIFFER'}"

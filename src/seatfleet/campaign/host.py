@@ -115,6 +115,16 @@ def free_gpu_mib(gpus: Sequence[str] = ()) -> float | None:
     return min(free, default=None)
 
 
+def gpu_processes(gpus: Sequence[str]) -> list[str]:
+    """Return ``pid name`` of everything that computes on these cards."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    argv = ["nvidia-smi", "-i", ",".join(gpus), *query]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    return [" ".join(line.split(", ")) for line in done.stdout.splitlines() if line.strip()]
+
+
 def calm_down(
     rest: Calm,
     idle_s: float,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .definition import Arm, Definition
+from .definition import Arm
 
 #: Environment that can change what the engine computes or how fast.
 ENV_PREFIXES = ("VLLM_", "TORCH", "PYTORCH_", "CUDA_", "NCCL_", "FLASHINFER_", "TRITON_", "OMP_", "MKL_")
@@ -273,19 +273,3 @@ def refuse_busy(running: float, waiting: float) -> None:
     """R11: a seat that serves somebody else."""
     if running or waiting:
         raise Refusal("R11 foreign traffic", f"the seat has {running:g} running and {waiting:g} waiting requests")
-
-
-def refuse_mixed(boots: Sequence[Mapping[str, Any]], definition: Definition) -> None:
-    """R1-R4: boots that cannot be compared: client, sampling, shapes, base or provenance differ."""
-    rules = (
-        ("R1 harness", "client_sha256"),
-        ("R2 sampling", "sampling"),
-        ("R2 shapes", "shapes"),
-        ("R3 base", "base_hash"),
-        ("R4 provenance", "provenance"),
-    )
-    for rule, key in rules:
-        values = {canonical_json(boot.get(key)) for boot in boots}
-        if len(values) > 1:
-            slots = ", ".join(f"slot {boot.get('slot')}: {canonical_json(boot.get(key))[:60]}" for boot in boots)
-            raise Refusal(rule, f"campaign {definition.name}: {key} is not the same in every boot ({slots})")

@@ -176,6 +176,21 @@ def arms_table(report: Json) -> Table:
     return head, rows
 
 
+def kv_table(report: Json) -> Table:
+    """Return what every arm's KV memory holds: the price of a drafter that no throughput shows."""
+    head = ("arm", "draft tokens", "KV tokens", "lost against the control")
+    rows = [
+        (
+            row["arm"],
+            str(row["k"]),
+            f"{row['tokens']:,}",
+            "" if row["lost"] is None else f"{row['lost']:,} ({unsigned(row['lost_share'])})" if row["lost"] else "0",
+        )
+        for row in report["kv"]
+    ]
+    return head, rows
+
+
 def acceptance_table(report: Json) -> Table:
     """Return acceptance per arm and shape."""
     head = ("arm", "text", "acceptance length", "of at most", "per position", "drafts", "tokens per chunk")
@@ -381,6 +396,7 @@ def _sections(report: Json) -> list[tuple[str, Table]]:
     return [
         ("What was decided", findings_table(report, "primary")),
         ("What was compared", arms_table(report)),
+        ("KV memory", kv_table(report)),
         ("Acceptance", acceptance_table(report)),
         ("Step time and break-even", steps_table(report)),
         ("Dense lever under speculation", amortization_table(report)),
@@ -501,6 +517,7 @@ def render_html(report: Json, json_sha256: str) -> str:
             section("What was decided", findings_table(report, "primary"), "forest", "throughput"),
             f"<p class=note>{_strong(HOW_TO_READ)}</p>",
             section("What was compared", arms_table(report)),
+            section("KV memory", kv_table(report)),
             section("Why: step time and break-even", steps_table(report), "break-even", "steps"),
             sentences,
             section("Acceptance of drafts", acceptance_table(report), "acceptance", "chunks"),

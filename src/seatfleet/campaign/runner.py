@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 
 from ..clients.probe import Host, Options, probe
+from ..clients.probe.identity import CACHE_CONFIG, kv_cache_tokens
 from ..clients.vllm import Limits, SeatClient, SeatError
 from ..core.manifest import Manifest
 from ..core.metrics import MetricsError, boot_identity
@@ -46,11 +47,7 @@ END_TO_END_PROMPTS = 5
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked the campaign to end; it can be resumed.
-
-    A KeyboardInterrupt, because an event loop swallows every other exception that a signal handler raises between two
-    of its callbacks: the campaign would go on, deaf to further signals.
-    """
+    """Somebody asked the campaign to end; it can be resumed. No Exception, so that no handler of errors takes it."""
 
 
 def client_sha256() -> str:
@@ -75,6 +72,10 @@ class Runner:
     answers: Callable[[Manifest, SeatClient, Host, Path], Answers] = check_answers
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
+    interrupted: str | None = None
+    restoring: bool = False
+    _looping: bool = False
+    _task: asyncio.Task[CellRun] | None = None
     shapes: dict[str, Shape] = field(default_factory=dict)
     boot_seconds: list[float] = field(default_factory=list)
 
@@ -90,10 +91,53 @@ class Runner:
                 self._measure_all()
                 self.control.discard()
             except Interrupted as error:
+                self.restoring = True
                 self.raw.clear_partial(f"interrupted by {error}")
                 raise
             finally:
+                self.restoring = True
                 self.control.restore()
+
+    def interrupt(self, reason: str) -> None:
+        """Ask for the end, from a signal handler; production is restored without being interrupted again.
+
+        Inside an event loop the cell's task is cancelled: what a handler raises there is lost between two callbacks, or
+        leaves the loop's cancel scopes spinning (both seen). Outside it is raised, and remembered all the same, because
+        Python drops it inside a destructor.
+
+        Raises:
+            Interrupted: at once, outside of an event loop.
+        """
+        self.interrupted = reason
+        if self.restoring:
+            return
+        if not self._looping:
+            raise Interrupted(reason)
+        if self._task is not None:
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def go_on(self) -> None:
+        """Raise :class:`Interrupted` when somebody has asked for the end."""
+        if self.interrupted is not None and not self.restoring:
+            raise Interrupted(self.interrupted)
+
+    def run_cell(self, cell: Coroutine[Any, Any, CellRun]) -> CellRun:
+        """Run one cell in an event loop of its own, ended by :meth:`interrupt`."""
+
+        async def guarded() -> CellRun:
+            self._task = asyncio.ensure_future(cell)
+            if self.interrupted is not None:
+                self._task.cancel()
+            return await self._task
+
+        self._looping = True
+        try:
+            return asyncio.run(guarded())
+        except asyncio.CancelledError:
+            raise Interrupted(self.interrupted or "cancelled") from None
+        finally:
+            self._looping, self._task = False, None
+            self.go_on()
 
     def _locked(self) -> AbstractContextManager[None]:
         self.raw.path.mkdir(parents=True, exist_ok=True)
@@ -110,6 +154,8 @@ class Runner:
             self.raw.seal()
             self.say(f"campaign {self.raw.path.name} was complete already")
             return
+        self.control.gpus = _cards(configs.values()) or self.control.gpus
+        self._refuse_gpus_in_use()
         self.control.clear()
         rest = machine.look(self.control.gpus)
         if self.definition.kv_pin is not None and "kv_pin_search" not in manifest:
@@ -166,6 +212,13 @@ class Runner:
         asks_for_tools = any(use.name == "tool" for use in self.definition.shapes)
         if asks_for_tools and not config.settings.get("tool-call-parser"):
             raise Refusal("R17 no parser", "the shape tool needs a seat with tool_call_parser; the live one has none")
+
+    def _refuse_gpus_in_use(self) -> None:
+        """R19: a shadow seat beside somebody else's work measures that, too."""
+        busy = machine.gpu_processes(self.control.gpus) if self.definition.shadow else []
+        if busy:
+            where = ", ".join(self.control.gpus)
+            raise Refusal("R19 GPU in use", f"the shadow seat needs idle GPUs; on {where} run: {'; '.join(busy)}")
 
     def _shadow_overrides(self) -> dict[str, Any]:
         shadow = self.definition.shadow
@@ -320,6 +373,12 @@ class Runner:
         self.say(f"boot {slot.index + 1} of {slot.index + left}: {slot.arm}{eta}")
 
 
+def _cards(configs: Iterable[ArmConfig]) -> tuple[str, ...]:
+    """Return the cards that any arm may use: not those of the live seat for a shadow or with more of them per arm."""
+    visible = (config.env.get("CUDA_VISIBLE_DEVICES", "").split(",") for config in configs)
+    return tuple(dict.fromkeys(card for cards in visible for card in cards if card))
+
+
 class _Boot:
     """One start of one arm, as a context: started and READY inside, stopped afterwards whatever happened."""
 
@@ -333,6 +392,7 @@ class _Boot:
         self.identity: str | None = None
 
     def __enter__(self) -> Self:
+        self.runner.go_on()
         self.control.stop()
         self.cooldown = machine.calm_down(self.rest, self.definition.idle_s, self.control.gpus, sleep=self.runner.sleep)
         try:
@@ -382,9 +442,15 @@ class _Boot:
 
     def resolved(self) -> dict[str, Any]:
         """Return what the engine decided for itself."""
-        labels = next(iter(self.pages.read().infos("vllm:cache_config_info")), {})
+        page = self.pages.read()
+        labels = next(iter(page.infos(CACHE_CONFIG)), {})
         lengths = {card.id: card.max_model_len for card in self.client.models()}
-        return {**observe.induced(labels), "max_model_len": lengths.get(self.manifest.model_id)}
+        tokens, _ = kv_cache_tokens(page, self.control.log()[: self.ready_lines])  # no label before 0.28, a log line
+        return {
+            **observe.induced(labels),
+            "kv_cache_size_tokens": None if tokens is None else str(tokens),
+            "max_model_len": lengths.get(self.manifest.model_id),
+        }
 
     def canary(self) -> dict[str, Any]:
         """Return what is wrong with the seat's answers."""
@@ -395,7 +461,7 @@ class _Boot:
 
     def _cell(self, prompts: Sequence[Prompt], concurrency: int, **options: Any) -> CellRun:  # noqa: ANN401
         load = LoadClient(self.target, self.definition.sampling, self.definition.chat_template_kwargs)
-        return asyncio.run(load.cell(prompts, concurrency, **options))
+        return self.runner.run_cell(load.cell(prompts, concurrency, **options))
 
     def warm_up(self, shapes: Mapping[str, Shape]) -> None:
         """Run every shape at every concurrency once, discarded: kernels are built, first waves took 40 to 57 s."""

@@ -66,8 +66,14 @@ def _balanced_blocks(arms: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def make_schedule(definition: Definition) -> tuple[Slot, ...]:
-    """Return the measured boots of a campaign in order."""
-    return number_slots(boot_order(definition.control, definition.studied_arms, definition.mode))
+    """Return the measured boots of a campaign in order.
+
+    Arms that are broken on purpose boot once and last: they are recognised or not, never compared, and would take the
+    others out of their balance.
+    """
+    broken = definition.positive_controls
+    compared = [arm for arm in definition.studied_arms if arm not in broken]
+    return number_slots((*boot_order(definition.control, compared, definition.mode), *broken))
 
 
 def number_slots(order: Sequence[str]) -> tuple[Slot, ...]:

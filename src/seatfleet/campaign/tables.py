@@ -235,6 +235,27 @@ def arm_table(measured: Measured) -> list[Row]:
     return rows
 
 
+def kv_table(measured: Measured) -> list[Row]:
+    """One row per arm that says it: KV tokens, and how many its drafter costs beside the control's."""
+    tokens: dict[str, int] = {}
+    for info in measured.infos.values():
+        size = str(info["resolved"].get("kv_cache_size_tokens"))
+        if size.isdigit():
+            tokens.setdefault(info["arm"], int(size))
+    off = tokens.get(measured.definition.control)
+    return [
+        {
+            "arm": arm.id,
+            "k": arm.draft_tokens,
+            "tokens": tokens[arm.id],
+            "lost": None if off is None else off - tokens[arm.id],
+            "lost_share": None if not off else 1 - tokens[arm.id] / off,
+        }
+        for arm in measured.definition.arms
+        if arm.id in tokens
+    ]
+
+
 def boot_table(measured: Measured) -> list[Row]:
     """One row per boot: when, how long to READY, why void, telemetry."""
     return [

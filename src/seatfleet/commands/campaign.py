@@ -98,6 +98,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--shapes", default="prose,code,count", help="texts, separated by commas (default: %(default)s)")
     bench.add_argument("--concurrency", default="1,4", help="requests at once (default: %(default)s)")
     bench.add_argument("--max-tokens", type=int, metavar="N", help="limit per answer (default: the text's own)")
+    bench.add_argument(
+        "--cross-check", type=Path, metavar="VLLM", help="repeat the first cell with `VLLM bench serve` and compare"
+    )
     bench.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -198,14 +201,6 @@ def _run(args: argparse.Namespace) -> int:
 
     definition, written = _read_definition(args.definition, args.name)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # once: the clean-up itself must not be interrupted
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)
-        raise Interrupted(signal.Signals(number).name)
-
-    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, interrupt)
     raw = args.raw or directory_for(args.base, args.name, datetime.now(UTC), new=args.new)
     runner = Runner(
         definition,
@@ -215,6 +210,12 @@ def _run(args: argparse.Namespace) -> int:
         host_name=os.uname().nodename,
         say=lambda text: print(f"{time.strftime('%H:%M:%S')} {text}", flush=True),
     )
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        runner.interrupt(signal.Signals(number).name)
+
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, interrupt)
     try:
         runner.run()
     except Interrupted as error:
@@ -334,6 +335,6 @@ def _bench(args: argparse.Namespace) -> int:
     if problems:
         raise ProblemsError(problems)
     key = read_api_key(args.api_key_file) if args.api_key_file else None
-    found = bench(args.base_url, args.model, key, shapes, levels, args.max_tokens)
+    found = bench(args.base_url, args.model, key, shapes, levels, args.max_tokens, args.cross_check)
     print(json.dumps(found, indent=1) if args.json else bench_text(found))
     return 0

@@ -23,14 +23,13 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from seatfleet import kv_oracle
-from seatfleet.core import patch_survey, patches, unified_diff
+from seatfleet.core import kv_oracle, patch_survey, patches, unified_diff
 from seatfleet.core.patches import PatchError, Reader, Series
 from seatfleet.core.problems import Problem
 from seatfleet.core.releases import MARKER, SERIES
@@ -59,8 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     selftest.add_argument("--python", type=Path, default=Path(sys.executable), help="the release's own Python")
     selftest.add_argument("--site", type=Path, help="packages to put before those of that Python")
     selftest.add_argument("--scenario", choices=kv_oracle.SCENARIOS, action="append")
-    selftest.add_argument("--method", choices=kv_oracle.METHODS, default="dflash")
-    selftest.add_argument("--cases", type=int, default=60)
+    selftest.add_argument("--method", choices=kv_oracle.METHODS, action="append")
+    selftest.add_argument("--cases", type=int, default=kv_oracle.CASES)
     selftest.add_argument("--seed", type=int, default=7)
     selftest.set_defaults(run_action=_selftest)
     survey = actions.add_parser("survey", help="what the known series mean for another wheel")
@@ -134,8 +133,9 @@ def _say(series: Series, changed: bool, done: str, nothing: str) -> int:
 
 def _selftest(args: argparse.Namespace) -> int:
     """Run the oracle, a file on its own, in the release's Python (isolated from this one's packages)."""
-    command = [str(args.python), "-P", str(Path(kv_oracle.__file__)), "--method", args.method]
+    command = [str(args.python), "-P", str(Path(kv_oracle.__file__))]
     command += ["--cases", str(args.cases), "--seed", str(args.seed)]
+    command += [part for name in args.method or () for part in ("--method", name)]
     command += [part for name in args.scenario or () for part in ("--scenario", name)]
     command += ["--site", str(args.site)] if args.site else []
     return subprocess.run(command, check=False, timeout=SELFTEST_TIMEOUT_S).returncode
@@ -146,8 +146,11 @@ def _selftest(args: argparse.Namespace) -> int:
 
 def _survey(args: argparse.Namespace) -> int:
     """Survey with the nearest older (or equal) series; exit 1 when something needs porting."""
-    wheel = Wheel(args.wheel)
-    folder = _nearest(args.series_root, wheel)
+    folders = [file.parent for file in sorted(args.series_root.glob("*/series.yml"))]
+    if not folders:
+        raise PatchError([Problem(str(args.series_root), "", "series", "at least one folder with series.yml", "none")])
+    wheel = Wheel(args.wheel, {_name_of(folder)[0] for folder in folders})
+    folder = _nearest(folders, wheel)
     series = _read_series(folder)
     found = patch_survey.survey(series, patches.load_diffs(folder, series), wheel.read, wheel.version)
     print(f"{wheel.distribution} {wheel.version} against {folder}")
@@ -158,8 +161,8 @@ def _survey(args: argparse.Namespace) -> int:
 
 
 def _hash(args: argparse.Namespace) -> int:
-    wheel = Wheel(args.wheel)
     mapping = yaml.safe_load((args.series / "series.yml").read_text())
+    wheel = Wheel(args.wheel, {mapping["distribution"]})
     filled = fill_hashes(mapping, args.series, wheel.read, wheel.recorded())
     patches.load_series(filled, str(args.series / "series.yml"))
     (args.series / "series.yml").write_text(dump_series(filled))
@@ -168,8 +171,8 @@ def _hash(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    wheel = Wheel(args.wheel)
     series = _read_series(args.series)
+    wheel = Wheel(args.wheel, {series.distribution})
     found = patch_survey.survey(series, patches.load_diffs(args.series, series), wheel.read, wheel.version)
     started, diffs = patch_survey.ported(series, found, wheel.read, wheel.version)
     args.folder.mkdir(parents=True)
@@ -182,16 +185,21 @@ def _new(args: argparse.Namespace) -> int:
 
 
 class Wheel:
-    """A wheel file, or a folder with one unpacked: its name, version and files."""
+    """A wheel file, or a folder with one unpacked or installed: its name, version and files.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``distributions`` are the names that count when there are others beside it.
+    """
+
+    def __init__(self, path: Path, distributions: Iterable[str]) -> None:
+        self.path, known = path, set(distributions)
         self._zip = zipfile.ZipFile(path) if path.is_file() else None
         names = self._zip.namelist() if self._zip else [str(p.relative_to(path)) for p in path.glob("*.dist-info/*")]
-        infos = sorted({name.split("/")[0] for name in names if re.match(r"[^/]+\.dist-info/", name)})
+        infos = {name.split("/")[0] for name in names if re.match(r"[^/]+\.dist-info/", name)}
+        infos = {info for info in infos if info.split("-")[0] in known}
         if len(infos) != 1:
-            raise PatchError([Problem(str(path), "wheel", "", "exactly one .dist-info folder", ", ".join(infos))])
-        self.info = infos[0]
+            expected = f"the .dist-info folder of one of {', '.join(sorted(known))}"
+            raise PatchError([Problem(str(path), "wheel", "", expected, ", ".join(sorted(infos)) or "none")])
+        (self.info,) = infos
         metadata = email.message_from_bytes(self.read(f"{self.info}/METADATA") or b"")
         self.distribution, self.version = self.info.removesuffix(".dist-info").split("-")[0], str(metadata["Version"])
 
@@ -234,7 +242,7 @@ def fill_hashes(mapping: Mapping[str, Any], folder: Path, read: Reader, recorded
     return {**mapping, "patches": entries}
 
 
-_ORDER = ("name", "file", "sha256", "files", "why", "upstream", "needs", "conflicts", "superseded_by", "seats")
+_ORDER = ("name", "file", "sha256", "files", "why", "changes", "upstream", "needs", "conflicts", "superseded_by", "seats")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -256,7 +264,8 @@ def dump_series(mapping: Mapping[str, Any]) -> str:
         {key: entry[key] for key in (*_ORDER, *(k for k in entry if k not in _ORDER)) if key in entry}
         for entry in mapping["patches"]
     ]
-    plain = {**mapping, "patches": entries}
+    head = {key: mapping[key] for key in ("format", "distribution", "version")}
+    plain = {**head, "patches": entries}
     return "---\n" + yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -283,11 +292,15 @@ def _read_series(path: Path) -> Series:
     return patches.load_series(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text), str(file))
 
 
-def _nearest(root: Path, wheel: Wheel) -> Path:
+def _name_of(folder: Path) -> tuple[str, str]:
+    """Return distribution and version of a series by its folder's name: ``vllm-0.23.0``."""
+    distribution, _, version = folder.name.rpartition("-")
+    return distribution, version
+
+
+def _nearest(folders: Sequence[Path], wheel: Wheel) -> Path:
     """Return the folder of the newest series that is not newer than the wheel; else the oldest one there is."""
-    folders = sorted(root.glob(f"{wheel.distribution}-*/series.yml"))
-    if not folders:
-        raise PatchError([Problem(str(root), wheel.distribution, "series", "at least one", "none")])
-    versions = {folder.parent: folder.parent.name.removeprefix(f"{wheel.distribution}-") for folder in folders}
-    older = [folder for folder, version in versions.items() if patch_survey.at_least(wheel.version, version)]
-    return max(older, key=lambda f: patch_survey.numbers(versions[f])) if older else next(iter(versions))
+    versions = {folder: _name_of(folder)[1] for folder in folders if _name_of(folder)[0] == wheel.distribution}
+    by_age = sorted(versions, key=lambda folder: patch_survey.numbers(versions[folder]))
+    older = [folder for folder in by_age if patch_survey.at_least(wheel.version, versions[folder])]
+    return older[-1] if older else by_age[0]

@@ -24,6 +24,7 @@ from .kinds import (
 from .schema import DRAFTER_METHODS, OWN_METHODS
 
 ARCHITECTURES = ("x86_64", "aarch64")
+NEEDS = ("nvcc", "ninja", "ffmpeg")
 
 _VERSION = Text('a version in quotes, for example "0.33.0"', r"[0-9]+(\.[0-9]+)+([a-z.+-][A-Za-z0-9.+-]*)?")
 _FILE = Text("a path inside the project", r"(?!/)(?!.*\.\.(/|$))[A-Za-z0-9._+/-]+")
@@ -54,6 +55,13 @@ RELEASE = Record(
         ),
         Field("environment", _FILE, "List of the `VLLM_*` names this version knows.", nullable=True),
         Field("min_driver", _VERSION, "Oldest NVIDIA driver it runs on.", nullable=True),
+        Field(
+            "needs",
+            Items(Choice(NEEDS), "what a host must have"),
+            "What it compiles with or loads at run time: `nvcc` (the host's, at CUDA_HOME), `ninja` (of its own lock), "
+            "`ffmpeg` (libraries of the host, for torchcodec). The preflight looks for it.",
+            default=(),
+        ),
         Field(
             "extra", Table(_WORD, Plain(), "names to values"), "What the role of the release needs beyond.", default={}
         ),

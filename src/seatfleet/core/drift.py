@@ -93,7 +93,8 @@ def _seats(result: Result) -> Iterator[tuple[str, str]]:
     for seat in result.get("seats") or ():
         if seat["changed"]:
             words = [f"would {seat['action']}"] * (seat["action"] != "nothing")
-            yield seat["seat"], ": ".join([*words, "; ".join([*seat["reasons"], *seat["repairs"]])])
+            refused = [seat["failure"]] if seat.get("failure") else []
+            yield seat["seat"], ": ".join([*words, "; ".join([*seat["reasons"], *seat["repairs"], *refused])])
 
 
 def _steps(part: str) -> Any:  # noqa: ANN401 - one of the readers above

@@ -132,7 +132,14 @@ def settle(paths: SeatPaths) -> str | None:
     if current is None or previous is None or is_good(paths, current) or not is_good(paths, previous):
         return None
     point(paths.current, previous)
+    point(paths.previous, last_good(paths, previous))
     return previous
+
+
+def last_good(paths: SeatPaths, serving: str) -> str | None:
+    """Return the generation that was proven last, other than the one that serves: the next way back."""
+    proven = [path for path in paths.generations.glob(f"*/{EVIDENCE_FILE}") if path.parent.name != serving]
+    return max(proven, key=lambda path: (path.stat().st_mtime_ns, path.parent.name)).parent.name if proven else None
 
 
 def read_evidence(paths: SeatPaths, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ removes and rebuilds it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import pwd
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import patches
+from . import kv_oracle, patches
 from .files import CHUNK, canonical_json, pretty_json, sha256_file, sync_directory, umask, write_atomic
 from .locks import Lock, Pin
 from .problems import Problem, ProblemsError
@@ -39,11 +40,16 @@ class InstallError(RuntimeError):
 
 @dataclass(frozen=True)
 class Host:
-    """Where and how releases are installed here. ``user`` runs the import check; None is the current user."""
+    """Where and how releases are installed here.
+
+    ``user`` runs what is imported from the release; None is the current user. ``selftest``: releases whose patches are
+    about prefix hits must pass the state oracle.
+    """
 
     root: Path
     user: str | None = None
     python: str | None = None
+    selftest: bool = True
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,7 @@ def _install(host: Host, release: Release, wheels: Path, every_file: bool) -> No
         if release.series:
             patches.verify(site, release.series)
         _check_imports(host, release, path, steps)
+        _check_prefix_hits(host, release, path, steps)
         # The marker must not survive a power cut that the files before it do not.
         os.sync()
         write_atomic(path / MARKER, pretty_json(_marker(release, steps)))
@@ -231,7 +238,8 @@ class _Steps:
         self.seconds[what] = round(time.monotonic() - started, 1)
         log = self._path / LOG
         with log.open("a", encoding="utf-8") as stream:
-            stream.write(f"--- {what} ({self.seconds[what]} s): {' '.join(command)}\n{result.stdout}\n")
+            shown = " ".join(command)[:2000]  # one of them is a whole program
+            stream.write(f"--- {what} ({self.seconds[what]} s): {shown}\n{result.stdout}\n")
         if result.returncode not in allowed:
             tail = "\n  ".join(result.stdout.strip().splitlines()[-15:])
             raise InstallError(
@@ -301,6 +309,32 @@ if wrong:
 def _check_imports(host: Host, release: Release, path: Path, steps: _Steps) -> None:
     """Import as the service user: root reads files that a service may not, and has caches that it has not."""
     wanted = {"versions": {pin.name: pin.version for pin in release.lock.pins}, "modules": list(release.imports)}
+    who = f" as {host.user}" if host.user else ""
+    command = [str(path / "bin/python"), "-c", _IMPORT_CHECK, canonical_json(wanted)]
+    _run_as_service(host, steps, f"importing {', '.join(release.imports)}{who}", command)
+
+
+def oracle_arguments(release: Release) -> list[str]:
+    """Return the state oracle's arguments: methods that a release's patches about prefix hits name; else nothing."""
+    patched = release.series.patches if release.series else ()
+    wanted: set[str] = set()
+    for patch in patched:
+        if patch.required_when.get("prefix_caching"):
+            methods = patch.required_when.get("method", [])
+            wanted.update([methods] if isinstance(methods, str) else methods)
+    return [part for method in kv_oracle.METHODS if method in wanted for part in ("--method", method)]
+
+
+def _check_prefix_hits(host: Host, release: Release, path: Path, steps: _Steps) -> None:
+    """Let vLLM's own scheduler and cache manager show that what a prefix hit restores is right (CPU, under 30 s)."""
+    arguments = oracle_arguments(release)
+    if host.selftest and arguments:
+        # The module may run from a zip: the oracle, one file on its own, goes along as text.
+        command = [str(path / "bin/python"), "-P", "-c", inspect.getsource(kv_oracle), *arguments]
+        _run_as_service(host, steps, "checking prefix hits with the state oracle", command)
+
+
+def _run_as_service(host: Host, steps: _Steps, what: str, command: Sequence[str]) -> None:
     owner = pwd.getpwnam(host.user) if host.user and os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix="seatfleet-import-") as scratch:
         if owner is not None:
@@ -309,9 +343,7 @@ def _check_imports(host: Host, release: Release, path: Path, steps: _Steps) -> N
             **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT"), scratch),
             **dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
         }
-        who = f" as {host.user}" if host.user else ""
-        command = [str(path / "bin/python"), "-c", _IMPORT_CHECK, canonical_json(wanted)]
-        steps.run(f"importing {', '.join(release.imports)}{who}", command, environment=environment, owner=owner)
+        steps.run(what, command, environment=environment, owner=owner)
 
 
 def _marker(release: Release, steps: _Steps) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import guard
+from . import flags, guard
 from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
+from .render import Generation
 from .rollout import ProbeResult, RolloutError
 
 START_LOCK = Path("/run/lock/seatfleet-start.lock")
@@ -140,6 +141,10 @@ class LocalMachine:
         except KeyError:
             found.append(f"there is no user {SERVICE_USER}")
         return found
+
+    def refused_flags(self, generation: Generation) -> str | None:
+        """Return why the installed release would not start with a generation's flags; None when it would."""
+        return flags.refused(generation.seat, generation.name, Path(generation.release_path), generation.files)
 
     @contextmanager
     def start_lock(self) -> Iterator[None]:

@@ -65,6 +65,8 @@ class Patch:
     superseded_by: str | None = None
     default: bool = True
     required_when: Mapping[str, Any] = field(default_factory=dict)
+    changes: str = ""
+    red_without: str = ""
 
 
 @dataclass(frozen=True)
@@ -528,7 +530,7 @@ def sha256_of(data: bytes) -> str:
 # --- checks of a series ----------------------------------------------------------------------------------------------
 
 _TEXT_FIELDS = ("name", "file", "sha256", "why", "upstream", "seats", "tested")
-_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when")
+_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when", "changes", "red_without")
 
 
 def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, object], None]) -> None:
@@ -550,6 +552,9 @@ def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, objec
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             bad(subject, key, "a list of patch names", value)
+    for key in ("changes", "red_without"):
+        if not isinstance(entry.get(key, ""), str):
+            bad(subject, key, "a text", entry[key])
     if not isinstance(entry.get("default", True), bool):
         bad(subject, "default", "true or false", entry["default"])
     if not isinstance(entry.get("superseded_by"), str | None):
@@ -616,6 +621,8 @@ def _patch_from_mapping(entry: Mapping[str, Any]) -> Patch:
         superseded_by=entry.get("superseded_by"),
         default=entry.get("default", True),
         required_when=dict(entry.get("required_when", {})),
+        changes=entry.get("changes", ""),
+        red_without=entry.get("red_without", ""),
     )
 
 
@@ -628,6 +635,8 @@ def _patch_to_mapping(patch: Patch) -> dict[str, Any]:
         "superseded_by": patch.superseded_by,
         "default": patch.default,
         "required_when": dict(patch.required_when),
+        "changes": patch.changes,
+        "red_without": patch.red_without,
     }
 
 

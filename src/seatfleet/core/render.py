@@ -154,7 +154,7 @@ def vllm_config(seat: Seat, model: ModelRef, host: HostClass, drafter: ModelRef 
         "port": seat.port,
         "max-model-len": seat.max_model_len,
         "kv-cache-memory-bytes": seat.kv_cache_memory,
-        "gpu-memory-utilization": seat.gpu_memory_utilization or _matching_utilization(seat, host, resident),
+        "gpu-memory-utilization": seat.gpu_memory_utilization or matching_utilization(seat, host, resident),
         "kv-cache-dtype": seat.kv_cache_dtype,
         "max-num-batched-tokens": seat.max_num_batched_tokens,
         "max-num-seqs": seat.max_num_seqs,
@@ -259,7 +259,7 @@ def _switch(key: str, value: object) -> tuple[str, object]:
     return key, value
 
 
-def _matching_utilization(seat: Seat, host: HostClass, resident: list[int | None]) -> float | None:
+def matching_utilization(seat: Seat, host: HostClass, resident: list[int | None]) -> float | None:
     """Return the utilization to write beside a KV pin.
 
     vLLM refuses to start unless ``free >= utilization * total``, also when the pin makes it ignore the value from

@@ -86,7 +86,10 @@ def target(paths: SeatPaths, name: str | None = None) -> Target:
     Raises:
         GenerationError: there is no such generation, or its probes have never passed.
     """
-    current, chosen = generations.link_target(paths.current), name or generations.link_target(paths.previous)
+    current, previous = generations.link_target(paths.current), generations.link_target(paths.previous)
+    if current is not None and previous == current:  # as older versions left it after a return
+        previous = generations.last_good(paths, current)
+    chosen = name or previous
     if chosen is None:
         raise GenerationError(f"seat {paths.seat} has no previous good generation ({paths.previous} is not there)")
     if not generations.is_good(paths, chosen):

@@ -101,6 +101,9 @@ class Machine(Protocol):
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return what a start would need and the host does not have, in words."""
 
+    def refused_flags(self, generation: Generation) -> str | None:
+        """Return why the installed release would not start with a generation's flags; None when it would."""
+
     def start_lock(self) -> AbstractContextManager[None]:
         """One start at a time per host: parallel starts measure each other's memory."""
 
@@ -109,6 +112,25 @@ class Machine(Protocol):
 
     def monotonic(self) -> float:
         """Return a clock that only goes forward, in seconds."""
+
+
+class Predecessor(Protocol):
+    """A service that this project did not start and whose port a seat takes over; it is the way back."""
+
+    name: str
+
+    def owns(self, owner: Owner) -> bool:
+        """Return whether a process is one of its."""
+
+    def stop(self) -> None:
+        """Stop it and do not start it at boot; no error when it is stopped already."""
+
+    def come_back(self) -> float:
+        """Start it, also at boot, and wait until it answers; return the seconds that took.
+
+        Raises:
+            RolloutError: it does not come up.
+        """
 
 
 @dataclass(frozen=True)
@@ -150,26 +172,34 @@ class Rollout:
     machine: Machine
     paths: SeatPaths
     wanted: Wanted
+    rendered: Generation | None = None  # None: only to be taken down
+    predecessor: Predecessor | None = None
     keep: int = KEEP_GENERATIONS
 
     def decide(self) -> Decision:
         """Say what the seat needs, changing nothing; also for a host where nothing is there yet."""
         return decide(self.wanted, self._state(), self._on_disk())
 
-    def foresee(self) -> Outcome:
-        """Say what :meth:`run` would do, and how long the last starts took."""
+    def foresee(self, staged: bool = False) -> Outcome:
+        """Say what :meth:`run` would do, how long the last starts took, and why it would refuse to touch anything.
+
+        Without ``staged``, what a generation lacks that is not there yet counts as still to come.
+        """
         decision = self.decide()
-        expected_s = self._expected_s() if decision.restarts else None
-        return self._outcome(decision, changed=decision.changes, expected_s=expected_s)
+        if not decision.restarts:
+            return self._outcome(decision, changed=decision.changes)
+        obstacles = self._obstacles(virgin=self._unstaged() and not staged)
+        failure = _untouched(obstacles) if obstacles else None
+        return self._outcome(decision, changed=True, expected_s=self._expected_s(), failure=failure)
 
     def run(self) -> Outcome:
         """Bring the seat to the wanted generation, or back to where it was; never raises for a seat that fails."""
         decision = self.decide()
         if not decision.restarts:
             return self._settle(decision)
-        obstacles = self._obstacles()
+        obstacles = self._obstacles(virgin=False)
         if obstacles:
-            return self._outcome(decision, changed=False, failure="nothing was touched: " + "; ".join(obstacles))
+            return self._outcome(decision, changed=False, failure=_untouched(obstacles))
         with self.machine.start_lock():
             return self._replace(decision)
 
@@ -250,13 +280,20 @@ class Rollout:
             self._stop()
             if target is None:
                 self.machine.disable(self.wanted.unit)
+                if self.predecessor is not None:
+                    back_s = self.predecessor.come_back()
+                    failure = f"{cause}. {self.predecessor.name} is back and answers after {back_s:.1f} s"
+                    return self._outcome(decision, changed=True, failure=failure)
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
             ready_s = self._start_or_serve(target)
         except RolloutError as error:
-            failure = f"{cause}. Generation {target or '-'} did not come back either: {error}"
+            what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
+            failure = f"{cause}. {what} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)
-        generations.point(self.paths.previous, before[1])
+        # What served before an interrupted rollout may be both; `previous` has to be another way back, or none.
+        previous = before[1] if before[1] != target else generations.last_good(self.paths, target)
+        generations.point(self.paths.previous, previous)
         failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
         return self._outcome(decision, changed=True, ready_s=ready_s, failure=failure, returned_to=target)
 
@@ -276,11 +313,13 @@ class Rollout:
         The stub does not count: it starts when systemd gives the seat up, also during a stop that ends in SIGKILL.
         """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
+        if self.predecessor is not None:
+            self.predecessor.stop()
         self.machine.stop(self.wanted.unit, limit)
         if self._state().pids:
             self.machine.kill(self.wanted.unit)
         deadline = self.machine.monotonic() + KILL_MARGIN_S
-        while (state := self._state()).pids or self._holders(state.listeners):
+        while (state := self._state()).pids or self._holders(state.listeners) or self._predecessor_listens(state):
             if self.machine.monotonic() >= deadline:
                 raise RolloutError(_still_there(state, self.wanted.port))
             self.machine.sleep(POLL_S / 4)
@@ -330,21 +369,34 @@ class Rollout:
     def _cause(self, since: float) -> str | None:
         return first_cause(self.machine.journal(self.wanted.unit, since))
 
-    def _obstacles(self) -> list[str]:
-        """Return why a start would fail, as far as that can be known while the old process still serves."""
+    def _unstaged(self) -> bool:
+        return generations.plan_stage(self.paths, self.wanted.generation, {}).create
+
+    def _obstacles(self, virgin: bool) -> list[str]:
+        """Return why a start would fail, as far as that can be known while the old process still serves.
+
+        ``virgin`` is for a check run: what earlier tasks would bring is then no obstacle.
+        """
         found = []
-        plan = generations.plan_stage(self.paths, self.wanted.generation, {})
-        if plan.create:
+        if self._unstaged() and not virgin:
             found.append(f"{self.paths.generation(self.wanted.generation)} is not staged: run seat_stage first")
-        found += self.machine.missing(self.wanted.manifest)
+        missing = self.machine.missing(self.wanted.manifest)
+        found += [] if virgin else missing
         for owner in self._holders(self._state().strangers):
             found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
+        if not missing and not found and self.rendered is not None and not self._is_good(self.wanted.generation):
+            refused = self.machine.refused_flags(self.rendered)
+            found += [f"release {self.wanted.manifest['release_id']} refuses these flags: {refused}"] if refused else []
         return found
 
     def _holders(self, owners: Iterable[Owner]) -> list[Owner]:
-        """Leave out the stub that answers on the seat's port since systemd gave the seat up."""
+        """Leave out the stub that answers on the seat's port since systemd gave the seat up, and a predecessor."""
         stub = stub_unit(self.wanted.port)
-        return [owner for owner in owners if Path(owner.cgroup).name != stub]
+        old = self.predecessor
+        return [owner for owner in owners if Path(owner.cgroup).name != stub and not (old and old.owns(owner))]
+
+    def _predecessor_listens(self, state: SeatState) -> bool:
+        return self.predecessor is not None and any(map(self.predecessor.owns, state.listeners))
 
     def _state(self) -> SeatState:
         return self.machine.seat_state(self.machine.unit_state(self.wanted.unit), self.wanted.port)
@@ -387,23 +439,38 @@ class Rollout:
 
 
 def roll_out(
-    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+    machine: Machine,
+    rendered: Sequence[Generation],
+    api_keys: Mapping[str, str],
+    root: Path = Path("/"),
+    predecessor: Predecessor | None = None,
 ) -> list[Outcome]:
-    """Roll out the seats of a host one after the other; after the first failure the others are left as they are."""
+    """Roll out the seats of a host one after the other; after the first failure the others are left as they are.
+
+    What can be known before the first seat stops is asked of all of them first: then none is touched.
+    """
     outcomes: list[Outcome] = []
     with umask(0o022):
-        for generation in rendered:
-            outcomes.append(_rollout(machine, generation, api_keys, root).run())
+        seats = [_rollout(machine, generation, api_keys, root, predecessor) for generation in rendered]
+        foreseen = [seat.foresee(staged=True) for seat in seats] if len(seats) > 1 else []
+        if any(outcome.failure for outcome in foreseen):
+            return [replace(outcome, changed=False) for outcome in foreseen if outcome.failure]
+        for seat in seats:
+            outcomes.append(seat.run())
             if outcomes[-1].failure:
                 break
     return outcomes
 
 
 def foresee(
-    machine: Machine, rendered: Sequence[Generation], api_keys: Mapping[str, str], root: Path = Path("/")
+    machine: Machine,
+    rendered: Sequence[Generation],
+    api_keys: Mapping[str, str],
+    root: Path = Path("/"),
+    predecessor: Predecessor | None = None,
 ) -> list[Outcome]:
     """Return what :func:`roll_out` would do, changing nothing; also on a host where nothing is installed yet."""
-    return [_rollout(machine, generation, api_keys, root).foresee() for generation in rendered]
+    return [_rollout(machine, generation, api_keys, root, predecessor).foresee() for generation in rendered]
 
 
 def summary_line(outcome: Outcome) -> str:
@@ -411,14 +478,25 @@ def summary_line(outcome: Outcome) -> str:
     what = {Action.NOTHING: "no restart", Action.VERIFY: "no restart, probe only"}.get(outcome.action, outcome.action)
     why = "; ".join((*outcome.reasons, *outcome.repairs))
     duration = f", about {outcome.expected_s:.0f} s" if outcome.expected_s else ""
-    return f"seat {outcome.seat}: {what}{duration}: {why}"
+    refused = f"; {outcome.failure}" if outcome.failure else ""
+    return f"seat {outcome.seat}: {what}{duration}: {why}{refused}"
 
 
-def _rollout(machine: Machine, generation: Generation, api_keys: Mapping[str, str], root: Path = Path("/")) -> Rollout:
+def _rollout(
+    machine: Machine,
+    generation: Generation,
+    api_keys: Mapping[str, str],
+    root: Path,
+    predecessor: Predecessor | None,
+) -> Rollout:
     """Return the rollout of one rendered generation."""
     unit_text = generation.files[str(generation.manifest["unit"])]
     wanted = Wanted(generation.name, generation.manifest, unit_text, digest(api_keys[generation.seat]))
-    return Rollout(machine, SeatPaths(generation.seat, root), wanted)
+    return Rollout(machine, SeatPaths(generation.seat, root), wanted, generation, predecessor)
+
+
+def _untouched(obstacles: Sequence[str]) -> str:
+    return "nothing was touched: " + "; ".join(obstacles)
 
 
 def _still_there(state: SeatState, port: int) -> str:

@@ -5,79 +5,51 @@ Ordered like test_chain.py: every test leaves the seat serving what the reposito
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
-from hammer import DESIGNED, OK, Hammer
-from labrun import LAB, Lab
-
-HOST, SEAT, ALIAS, PORT = "fv-ml1", "flash-next", "gen-large", 8022
-UNIT = f"vllm-seat-{SEAT}.service"
-SEATS_FILE = "group_vars/lab_fv_ml1/seats.yml"
-SMALLER = (SEATS_FILE, "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
+from hammer import DESIGNED, OK
+from labrun import Lab
+from seatlife import (
+    DEPLOYMENT,
+    HOST,
+    PATCHED_FILE,
+    PORT,
+    SEAT,
+    SEATS_FILE,
+    SMALLER,
+    UNIT,
+    call,
+    client_of,
+    drift,
+    link,
+    process,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def deployed(lab: Lab) -> None:
-    """The one host and the gateway, converged; costs seconds after test_chain.py."""
-    lab.site("-l", f"{HOST},gw-1")
+    """The one host converged; the gateway is there since test_chain.py."""
+    lab.site("-l", HOST)
 
 
-@pytest.fixture
-def hammer(lab: Lab) -> Callable[[], Hammer]:
-    address = json.loads((LAB / "hosts.json").read_text())["gw-1"]["address"]
-    keys = lab.secrets()["litellm_keys"]
-    assert isinstance(keys, dict)
-    return lambda: Hammer(f"http://{address}:4000", keys["all-agents"], ALIAS)
-
-
-def call(hammer: Hammer) -> str:
-    with httpx.Client(timeout=60) as client:
-        return hammer.once(client, stream=False)
-
-
-def process(lab: Lab) -> str:
-    return lab.host(HOST, "systemctl", "show", UNIT, "--property=MainPID,ActiveEnterTimestampMonotonic").output
-
-
-def generation(lab: Lab) -> str:
-    return lab.host(HOST, "readlink", f"/etc/vllm/seats/{SEAT}/current").output.strip()
-
-
-def drift(lab: Lab, tmp_path: Path) -> list[dict[str, str]]:
-    """Return what drift.yml reports; its exit code has to agree, and so has a check run of site.yml."""
-    file = tmp_path / "drift.json"
-    file.unlink(missing_ok=True)
-    run = lab.run("ansible-playbook", "playbooks/drift.yml", "-l", HOST, "-e", f"drift_file={file}", check=False)
-    assert file.exists(), run.output
-    rows: list[dict[str, str]] = json.loads(file.read_text())
-    assert (run.code != 0) == bool(rows), run.output
-    assert run.changed == {HOST: 0}, run.output
-    checked = lab.site("--check", "-l", HOST, check=False)
-    assert bool(checked.changed[HOST] or checked.failed) == bool(rows), f"{rows}\n{checked.output}"
-    return rows
-
-
-def test_an_upgrade_under_load_and_the_way_back(lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]) -> None:
-    before, edited = generation(lab), lab.edited(tmp_path / "edited", [SMALLER])
-    with hammer() as during:
+def test_an_upgrade_under_load_and_the_way_back(lab: Lab, tmp_path: Path) -> None:
+    before, edited = link(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    with client_of(lab) as during:
         edited.site("-l", HOST)
     assert during.accidents == {}
     assert during.seen[OK] > 0
     assert during.seen[DESIGNED] > 0
-    assert generation(lab) != before
+    assert link(lab) != before
     assert drift(edited, tmp_path) == []
 
-    with hammer() as during:
+    with client_of(lab) as during:
         run = edited.run("ansible-playbook", "playbooks/rollback.yml", "-e", f"seat={SEAT}", "-l", HOST)
     assert during.accidents == {}
     assert "kv_cache_memory: 64MiB  # instead of 48MiB" in run.output
-    assert generation(lab) == before
-    assert call(hammer()) == OK
+    assert link(lab) == before
+    assert call(lab) == OK
     (row,) = drift(edited, tmp_path)
     assert row["what"] == SEAT
     assert row["differs"].startswith("would restart: kv-cache-memory-bytes:")
@@ -85,20 +57,20 @@ def test_an_upgrade_under_load_and_the_way_back(lab: Lab, tmp_path: Path, hammer
     assert drift(lab, tmp_path) == []
 
 
-def test_a_failed_change_returns_with_its_alias(lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]) -> None:
-    before = generation(lab)
+def test_a_failed_change_returns_with_its_alias(lab: Lab, tmp_path: Path) -> None:
+    before = link(lab)
     edited = lab.edited(tmp_path / "edited", [(SEATS_FILE, "model: tiny-oracle\n", "model: tiny-oracle-badmtp\n")])
-    with hammer() as during:
+    with client_of(lab) as during:
         run = edited.site("-l", HOST, check=False)
     assert run.failed == {HOST}
     assert "ACCEPT_BROKEN" in run.output
-    assert f"Generation {before.rpartition('/')[2]} is back and READY" in run.output
+    assert f"Generation {before} is back and READY" in run.output
     assert during.accidents == {}
-    assert generation(lab) == before
-    with hammer() as after:
+    assert link(lab) == before
+    with client_of(lab) as after:
         time.sleep(3)
     assert (after.accidents, after.seen[DESIGNED]) == ({}, 0)
-    assert set(after.deployments) == {f"seat-{HOST}-{SEAT}-{ALIAS}"}
+    assert set(after.deployments) == {DEPLOYMENT}
 
 
 def test_a_unit_changed_by_hand_is_seen_and_repaired_without_a_restart(lab: Lab, tmp_path: Path) -> None:
@@ -110,14 +82,10 @@ def test_a_unit_changed_by_hand_is_seen_and_repaired_without_a_restart(lab: Lab,
     assert process(lab) == before
 
 
-def test_a_seat_that_gives_up_answers_503_with_retry_after(
-    lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]
-) -> None:
+def test_a_seat_that_gives_up_answers_503_with_retry_after(lab: Lab, tmp_path: Path) -> None:
     """A patched file that somebody reverted keeps the seat from starting: the quickest crash loop there is."""
-    patched = "lib/python3.11/site-packages/vllm/entrypoints/launchers/launcher.py"
-    file = f"/etc/vllm/seats/{SEAT}/current/release/{patched}"
-    lab.host(HOST, "cp", "-a", file, "/root/kept.py")
-    lab.host(HOST, "tee", "-a", file, stdin="# by hand\n")
+    lab.host(HOST, "cp", "-a", PATCHED_FILE, "/root/kept.py")
+    lab.host(HOST, "tee", "-a", PATCHED_FILE, stdin="# by hand\n")
     try:
         lab.host(HOST, "systemctl", "kill", "--signal=SIGKILL", UNIT)
         deadline = time.monotonic() + 180
@@ -131,21 +99,19 @@ def test_a_seat_that_gives_up_answers_503_with_retry_after(
         status = lab.run("ansible-playbook", "playbooks/status.yml", "-l", HOST).output
         assert "systemd gave it up; its port answers 503 with Retry-After" in status
     finally:
-        lab.host(HOST, "cp", "-a", "/root/kept.py", file)
+        lab.host(HOST, "cp", "-a", "/root/kept.py", PATCHED_FILE)
     lab.site("-l", HOST)
-    assert call(hammer()) == OK
+    assert call(lab) == OK
     assert drift(lab, tmp_path) == []
 
 
-def test_a_removed_seat_is_gone_and_comes_back_from_the_repository(
-    lab: Lab, tmp_path: Path, hammer: Callable[[], Hammer]
-) -> None:
+def test_a_removed_seat_is_gone_and_comes_back_from_the_repository(lab: Lab, tmp_path: Path) -> None:
     lab.run("ansible-playbook", "playbooks/remove.yml", "-e", f"seat={SEAT}", "-l", HOST)
-    assert call(hammer()).startswith(("400", "403"))
+    assert call(lab).startswith(("400", "403"))
     for path in (f"/etc/vllm/seats/{SEAT}", f"/etc/systemd/system/{UNIT}", f"/var/cache/vllm/{SEAT}"):
         assert lab.host(HOST, "test", "-e", path, check=False).code != 0, path
     assert lab.host(HOST, "ls", "/opt/vllm/releases", "/srv/models/tiny-oracle").output
     assert {row["part"] for row in drift(lab, tmp_path)} == {"seat", "alias", "key"}
     lab.site("-l", HOST)
-    assert call(hammer()) == OK
+    assert call(lab) == OK
     assert drift(lab, tmp_path) == []

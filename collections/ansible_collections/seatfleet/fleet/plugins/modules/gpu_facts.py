@@ -63,13 +63,29 @@ ansible_facts:
         driver:
           description: Version of the driver.
           type: str
+        capability:
+          description: Compute capability, C(12.0) and so on; null where the driver does not know the question.
+          type: str
+        persistence:
+          description: Whether persistence mode is on.
+          type: bool
+        power_limit:
+          description: Watts; null where they cannot be read (GB10).
+          type: float
+        throttle:
+          description: Why the card is slowed down now.
+          type: list
+          elements: str
+        used:
+          description: Bytes in use; null where the driver does not know (unified memory).
+          type: int
 """
 
 import dataclasses
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gpus import QUERY, parse_query
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gpus import Gpu, read_cards
 
 ARGUMENTS: dict[str, Any] = {
     "expected": {"type": "int", "required": True},
@@ -79,27 +95,31 @@ ARGUMENTS: dict[str, Any] = {
 
 def main() -> None:
     module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
-    output, trouble = read(module)
     try:
-        gpus = [dataclasses.asdict(gpu) for gpu in parse_query(output)]
+        cards, trouble = read(module)
     except ValueError as error:
         module.fail_json(msg=str(error))
     expected, warnings = module.params["expected"], []
-    if len(gpus) < expected:
-        message = f"expected {expected} GPUs, seen {len(gpus)}" + (f": {trouble}" if trouble else "")
+    if len(cards) < expected:
+        message = f"expected {expected} GPUs, seen {len(cards)}" + (f": {trouble}" if trouble else "")
         if not module.check_mode:
             module.fail_json(msg=f"{message}. Is the driver loaded (nvidia-smi), is a card missing (lspci)?")
         warnings.append(message)
+    gpus = [dataclasses.asdict(card) for card in cards]
     module.exit_json(ansible_facts={"seatfleet_gpus": gpus}, warnings=warnings)
 
 
-def read(module: AnsibleModule) -> tuple[str, str]:
-    """Return what nvidia-smi prints and, when it cannot, why."""
+def read(module: AnsibleModule) -> tuple[list[Gpu], str]:
+    """Return the cards and, when nvidia-smi cannot tell them, why."""
     command = module.get_bin_path(module.params["nvidia_smi"])
     if command is None:
-        return "", f"no {module.params['nvidia_smi']} on this host"
-    code, output, errors = module.run_command([command, *QUERY])
-    return (output, "") if code == 0 else ("", (output + errors).strip() or f"exit code {code}")
+        return [], f"no {module.params['nvidia_smi']} on this host"
+
+    def ask(arguments: tuple[str, ...]) -> tuple[int, str]:
+        code, output, errors = module.run_command([command, *arguments])
+        return code, output if code == 0 else output + errors
+
+    return read_cards(ask)
 
 
 if __name__ == "__main__":

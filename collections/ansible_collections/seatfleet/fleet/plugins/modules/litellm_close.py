@@ -61,6 +61,11 @@ not_closed:
   type: list
   elements: str
   returned: always
+refused:
+  description: Those of RV(not_closed) that the gateway refused to change (an answer of 4xx), and said so.
+  type: list
+  elements: str
+  returned: always
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -94,6 +99,7 @@ def main() -> None:
 
     results = []
     not_closed: list[str] = []
+    refused: list[str] = []
 
     def left(alias: str, error: Exception) -> None:
         not_closed.append(alias)
@@ -112,6 +118,8 @@ def main() -> None:
                 break
             except (sync.GatewayError, sync.LockTimeoutError) as error:
                 left(alias.alias, error)
+                if 400 <= (getattr(error, "status", None) or 0) < 500:
+                    refused.append(alias.alias)
     before = {name: shown for result in results for name, shown in result.before.items()}
     after = {name: shown for result in results for name, shown in result.after.items()}
     steps = [step.describe() for result in results for step in result.plan.steps]
@@ -121,6 +129,7 @@ def main() -> None:
         steps=steps,
         closed=closed,
         not_closed=not_closed,
+        refused=refused,
         diff={"before": diff_text(before), "after": diff_text(after)},
     )
 

@@ -8,8 +8,9 @@ module: vllm_release
 short_description: Install vLLM releases on a host, offline, patched and verified
 description:
   - Builds a virtual environment C(ROOT/VERSION-HASH12) per release from a wheelhouse on the host, every wheel checked
-    against the lock; applies the patch series by sha256; compiles bytecode; imports as the service user; and writes the
-    marker last. A directory without marker is the rest of an interrupted install and is built again.
+    against the lock; applies the patch series by sha256; compiles bytecode; imports as the service user; lets patches
+    about prefix hits prove themselves; and writes the marker last. A directory without marker is the rest of an
+    interrupted install and is built again.
   - A release that is there is compared by marker and patched files, which takes milliseconds.
   - Nothing is downloaded, and a finished release is never changed.
 version_added: "0.1.0"
@@ -82,6 +83,12 @@ options:
       - Stop the seats that run from it first.
     type: bool
     default: false
+  selftest:
+    description:
+      - A new release whose patches are about prefix hits must pass the state oracle, in its own Python, before it is
+        marked. Takes under 30 s of CPU and no GPU.
+    type: bool
+    default: true
   keep:
     description:
       - Remove releases that no seat's generation and no process uses, except those named here and this many others, the
@@ -157,6 +164,7 @@ def main() -> None:
             "link": {"type": "path"},
             "verify": {"type": "bool", "default": False},
             "repair": {"type": "bool", "default": False},
+            "selftest": {"type": "bool", "default": True},
             "keep": {"type": "int"},
             "seats_root": {"type": "path", "default": "/etc/vllm/seats"},
         },
@@ -180,7 +188,7 @@ def main() -> None:
 
 
 def _install(module: AnsibleModule, root: Path) -> list[installs.Outcome]:
-    host = installs.Host(root, module.params["user"], module.params["python"])
+    host = installs.Host(root, module.params["user"], module.params["python"], module.params["selftest"])
     outcomes, problems = [], []
     for entry in module.params["releases"]:
         try:

@@ -1,0 +1,142 @@
+"""Changes that fail, each with clients calling: afterwards the seat of before answers through its alias.
+
+What is found before the stop touches nothing, and no caller notices. What is found after it costs the designed 503.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hammer import DESIGNED, OK, Hammer
+from labrun import Lab
+from seatlife import DEPLOYMENT, HOST, PATCHED_FILE, SEATS_FILE, SMALLER, call, client_of, link, process
+
+Edit = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deployed(lab: Lab) -> None:
+    """The one host converged; the gateway is there since test_chain.py."""
+    lab.site("-l", HOST)
+
+
+def with_engine(entry: str) -> Edit:
+    return (SEATS_FILE, "    enforce_eager: true\n", f"    enforce_eager: true\n    engine: {{{entry}}}\n")
+
+
+def with_env(entry: str) -> Edit:
+    return (SEATS_FILE, "    env:\n", f"    env:\n      {entry}\n")
+
+
+@contextmanager
+def corrupted_file(lab: Lab) -> Iterator[None]:
+    """Change a patched file of the release that serves; the process has read it long ago."""
+    lab.host(HOST, "cp", "-a", PATCHED_FILE, "/root/kept.py")
+    lab.host(HOST, "tee", "-a", PATCHED_FILE, stdin="# by hand\n")
+    try:
+        yield
+    finally:
+        lab.host(HOST, "cp", "-a", "/root/kept.py", PATCHED_FILE)
+
+
+@contextmanager
+def taken_port(lab: Lab) -> Iterator[None]:
+    """Somebody else listens on the port that the seat shall get."""
+    serve = ["/usr/bin/python3", "-m", "http.server", "8044"]
+    lab.host(HOST, "systemd-run", "--quiet", "--unit=stranger", "--working-directory=/srv", *serve)
+    try:
+        yield
+    finally:
+        lab.host(HOST, "systemctl", "stop", "stranger.service")
+
+
+@contextmanager
+def as_it_is(lab: Lab) -> Iterator[None]:
+    yield
+
+
+UNTOUCHED = {
+    "removed flag": (as_it_is, [with_engine("swap-space: 4")], (), "unrecognized arguments: --swap-space 4"),
+    "unknown variable": (as_it_is, [with_env('VLLM_NO_SUCH: "1"')], (), "environment variable detected: VLLM_NO_SUCH"),
+    "missing plugin": (as_it_is, [with_engine("tool-parser-plugin: /opt/none.py")], (), "/opt/none.py"),
+    "corrupted patched file": (corrupted_file, [SMALLER], (), "launcher.py"),
+    "port taken": (taken_port, [(SEATS_FILE, "port: 8022", "port: 8044")], (), "port 8044 is held by process"),
+    "gateway refuses": (
+        as_it_is,
+        [SMALLER],
+        ("-e", "gateway_admin_key=sk-of-yesterday"),
+        "the gateway refuses to close gen-large",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNTOUCHED)
+def test_what_is_found_before_the_stop_is_noticed_by_no_caller(lab: Lab, tmp_path: Path, case: str) -> None:
+    arrange, edits, arguments, words = UNTOUCHED[case]
+    before, edited = process(lab), lab.edited(tmp_path / "edited", edits)
+    with arrange(lab), client_of(lab) as during:
+        run = edited.site("-l", HOST, *arguments, check=False)
+    assert run.failed == {HOST}, run.output
+    assert words in " ".join(run.output.split()), run.output
+    assert process(lab) == before
+    assert (during.accidents, during.seen[DESIGNED]) == ({}, 0)
+    assert set(during.deployments) == {DEPLOYMENT}
+
+
+RETURNED = {
+    "broken head": ([(SEATS_FILE, "model: tiny-oracle\n", "model: tiny-oracle-badmtp\n")], "ACCEPT_BROKEN"),
+    "slow load": ([SMALLER, (SEATS_FILE, "ready_timeout_s: 600", "ready_timeout_s: 10")], "NOT_READY"),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_is_found_after_the_stop_brings_the_seat_back_with_its_alias(lab: Lab, tmp_path: Path, case: str) -> None:
+    edits, words = RETURNED[case]
+    before, way_back, edited = link(lab), link(lab, "previous"), lab.edited(tmp_path / "edited", edits)
+    with client_of(lab) as during:
+        run = edited.site("-l", HOST, check=False)
+    assert run.failed == {HOST}, run.output
+    assert words in run.output
+    assert f"Generation {before} is back and READY" in " ".join(run.output.split())
+    assert during.accidents == {}
+    assert during.seen[DESIGNED] > 0
+    assert (link(lab), link(lab, "previous")) == (before, way_back)
+    assert_serves(client_of(lab))
+
+
+def assert_serves(client: Hammer) -> None:
+    with client as after:
+        time.sleep(3)
+    assert (after.accidents, after.seen[DESIGNED]) == ({}, 0)
+    assert set(after.deployments) == {DEPLOYMENT}
+
+
+def test_an_unreachable_host_is_named_and_nothing_else_is_touched(lab: Lab, tmp_path: Path) -> None:
+    before, edited = process(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    lab.power("cut", HOST)
+    try:
+        run = edited.site("-l", HOST, check=False)
+    finally:
+        lab.power("heal", HOST)
+    assert run.failed == {HOST}, run.output
+    assert "unreachable=1" in run.output
+    assert process(lab) == before
+    assert_serves(client_of(lab))
+
+
+def test_a_limit_keeps_to_its_host(lab: Lab, tmp_path: Path) -> None:
+    """Both hosts' seats are edited; a run limited to one of them contacts the other not even for the gateway."""
+    other = ("group_vars/lab_spark_1/seats.yml", "port: 8031", "port: 8032")
+    edited = lab.edited(tmp_path / "edited", [SMALLER, other])
+    run = edited.site("--check", "-l", HOST)
+    assert set(run.changed) == {HOST}
+    assert "lab_spark_1" not in run.output
+
+
+def test_the_seat_of_before_still_answers(lab: Lab) -> None:
+    assert call(lab) == OK
+    assert lab.site("--check", "-l", HOST).changed == {HOST: 0}

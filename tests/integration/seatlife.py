@@ -1,0 +1,69 @@
+"""What the tests of a seat's life share: the seat they are about, and how they look at it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import httpx
+from hammer import Hammer
+from labrun import LAB, Lab
+
+HOST, SEAT, ALIAS, PORT = "fv-ml1", "flash-next", "gen-large", 8022
+UNIT = f"vllm-seat-{SEAT}.service"
+SEATS_FILE = "group_vars/lab_fv_ml1/seats.yml"
+SMALLER = (SEATS_FILE, "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
+GENERATIONS = f"/etc/vllm/seats/{SEAT}/generations"
+# A file of the release that a patch changed.
+PATCHED_FILE = (
+    f"/etc/vllm/seats/{SEAT}/current/release/lib/python3.11/site-packages/vllm/entrypoints/launchers/launcher.py"
+)
+DEPLOYMENT = f"seat-{HOST}-{SEAT}-{ALIAS}"
+
+
+def client_of(lab: Lab) -> Hammer:
+    """Return a client of the alias, with the key of its users."""
+    address = json.loads((LAB / "hosts.json").read_text())["gw-1"]["address"]
+    keys = lab.secrets()["litellm_keys"]
+    assert isinstance(keys, dict)
+    return Hammer(f"http://{address}:4000", keys["all-agents"], ALIAS)
+
+
+def call(lab: Lab) -> str:
+    """Call the alias once and return the kind of what came."""
+    with httpx.Client(timeout=60) as client:
+        return client_of(lab).once(client, stream=False)
+
+
+def process(lab: Lab) -> str:
+    """Return main PID and start time of the seat: both stay the same unless it was restarted."""
+    return lab.host(HOST, "systemctl", "show", UNIT, "--property=MainPID,ActiveEnterTimestampMonotonic").output
+
+
+def link(lab: Lab, name: str = "current") -> str:
+    """Return the generation that a link of the seat names, empty without the link."""
+    target = lab.host(HOST, "readlink", f"/etc/vllm/seats/{SEAT}/{name}", check=False).output.strip()
+    return target.rpartition("/")[2]
+
+
+def drift(lab: Lab, tmp_path: Path) -> list[dict[str, str]]:
+    """Return what drift.yml reports; its exit code has to agree, and so has a check run of site.yml."""
+    file = tmp_path / "drift.json"
+    file.unlink(missing_ok=True)
+    run = lab.run("ansible-playbook", "playbooks/drift.yml", "-l", HOST, "-e", f"drift_file={file}", check=False)
+    assert file.exists(), run.output
+    rows: list[dict[str, str]] = json.loads(file.read_text())
+    assert (run.code != 0) == bool(rows), run.output
+    assert run.changed == {HOST: 0}, run.output
+    checked = lab.site("--check", "-l", HOST, check=False)
+    assert bool(checked.changed[HOST] or checked.failed) == bool(rows), f"{rows}\n{checked.output}"
+    return rows
+
+
+def wait_for(lab: Lab, what: str, *argv: str, limit_s: float = 300) -> None:
+    """Run a command on the host until it ends with 0, over the console and not the network."""
+    deadline = time.monotonic() + limit_s
+    while lab.console(HOST, *argv).code != 0:
+        assert time.monotonic() < deadline, f"{what} did not happen within {limit_s:.0f} s"
+        time.sleep(0.5)

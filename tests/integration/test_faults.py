@@ -1,0 +1,21 @@
+"""Four cells of the fault table, one per fault; `make nightly` runs all of it. After the chain: the host is converged."""
+
+from __future__ import annotations
+
+import faults
+import pytest
+from labrun import Lab
+from seatlife import HOST
+
+
+@pytest.mark.parametrize("cell", faults.QUICK)
+def test_the_next_run_converges(lab: Lab, cell: str) -> None:
+    outcome = faults.run_cell(lab, *cell.split(":"))
+    assert outcome.converged, outcome
+    assert "serves" in outcome.after, outcome
+    assert "previous is current" not in outcome.after, outcome
+
+
+def test_the_fleet_is_as_the_repository_says_again(lab: Lab) -> None:
+    lab.site("-l", HOST)
+    assert lab.site("--check", "-l", HOST).changed == {HOST: 0}
