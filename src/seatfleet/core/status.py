@@ -15,6 +15,7 @@ from typing import Any
 from . import generations
 from .guard import read_marker
 from .paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
+from .pins import host_doubts
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE
 from .rollout import Machine
@@ -87,7 +88,7 @@ def seat_status(
     seen = machine.seat_state(unit, port)
     running = seen.process.environ.get(GENERATION_VARIABLE) if seen.process else None
     evidence = generations.read_evidence(paths, running) if running else {}
-    notes = tuple(_notes(paths, seen, unit, current, running, managed))
+    notes = tuple(_notes(paths, seen, unit, current, running, managed, manifest))
     own = [cell for cell in cells if cell.get("alias") in set(aliases)]
     proven: dict[str, list[str]] = {alias: [] for alias in aliases}
     for cell in own:
@@ -118,8 +119,16 @@ def _state(unit: UnitState, proven: bool) -> str:
 
 
 def _notes(
-    paths: SeatPaths, seen: SeatState, unit: UnitState, current: str | None, running: str | None, managed: bool
+    paths: SeatPaths,
+    seen: SeatState,
+    unit: UnitState,
+    current: str | None,
+    running: str | None,
+    managed: bool,
+    manifest: Mapping[str, Any] | None,
 ) -> Iterable[str]:
+    if manifest is not None:
+        yield from host_doubts(manifest, paths.root)
     if mark := read_marker(paths.seat, paths.root):
         yield (
             f"the memory guard killed it at {mark.get('at', '?')}: {mark.get('why', '?')}; give it less memory and run "
