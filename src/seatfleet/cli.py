@@ -1,9 +1,12 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line tool ``seatctl``: one verb per module in :mod:`seatfleet.commands`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -35,10 +38,21 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell's question when it asks for completions (`eval "$(register-python-argcomplete seatctl)"`)."""
+    # The shell says so in the environment; nobody else pays for the import, and hosts do without the package.
+    if "_ARGCOMPLETE" in os.environ:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("argcomplete").autocomplete(parser)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; bad input ends with exit code 2 and the full list of problems on standard error."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(words[0] if words else None).parse_args(words)
+    # A shell that asks for completions gives no words: then every verb is there.
+    parser = build_parser(words[0] if words else None)
+    complete(parser)
+    args = parser.parse_args(words)
     try:
         return int(args.run(args))
     except ProblemsError as error:

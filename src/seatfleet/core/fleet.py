@@ -495,8 +495,11 @@ def _check_pair(
         missing = missing_patches(model, release, series, traits) if series is not None else []
     except ProblemsError:  # reported with the release itself
         return
-    for patch, why in missing:
-        add(("release",), f"a release with the patch {patch} ({why})", f"{release.name!r} without it")
+    if missing:
+        # One message: they are needed together, and a release with only some of them is refused as well.
+        names = ", ".join(patch for patch, _ in missing)
+        reasons = "; ".join(f"{patch}: {why.partition('. ')[0].rstrip('.')}" for patch, why in missing)
+        add(("release",), f"a release that has {names} ({reasons})", f"{release.name!r} without them")
 
 
 def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | None, report: Report) -> None:

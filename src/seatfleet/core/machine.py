@@ -10,12 +10,12 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import flags, guard
+from . import flags, gpus, guard
 from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
@@ -142,6 +142,13 @@ class LocalMachine:
             found.append(f"there is no user {SERVICE_USER}")
         return found
 
+    def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
+        """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
+        if not cards:
+            return None
+        answers = [_nvidia_smi(*query) for query in (gpus.USED, gpus.HOLDERS)]
+        return None if None in answers else gpus.memory_held(str(answers[0]), str(answers[1]), cards, pids)
+
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
         return flags.refused(generation.seat, generation.name, Path(generation.release_path), generation.files)
@@ -227,6 +234,16 @@ def _patch_problems(release: Path) -> list[str]:
     if done.returncode == 0:
         return []
     return [f"patched files of {release.name}: {done.stderr.strip() or done.stdout.strip()}"]
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _content(handle: IO[bytes]) -> str:
