@@ -27,7 +27,6 @@ def new_secrets() -> dict[str, object]:
         "litellm_salt_key": token("sk-"),
         "litellm_keys": {alias: token("sk-") for alias in KEY_ALIASES},
         "seat_api_key_secret": token(),
-        "postgres_password": token(),
     }
 
 

@@ -1,9 +1,12 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line tool ``seatctl``: one verb per module in :mod:`seatfleet.commands`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -30,9 +33,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell's question when it asks for completions (`eval "$(register-python-argcomplete seatctl)"`)."""
+    # The shell says so in the environment; nobody else pays for the import, and hosts do without the package.
+    if "_ARGCOMPLETE" in os.environ:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("argcomplete").autocomplete(parser)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; bad input ends with exit code 2 and the full list of problems on standard error."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    complete(parser)
+    args = parser.parse_args(argv)
     try:
         return int(args.run(args))
     except ProblemsError as error:

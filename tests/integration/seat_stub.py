@@ -4,7 +4,7 @@
 GET  /v1/models   the served names, as vLLM lists them
 GET  /seen        bodies of all completions so far, with the SHA-256 of the bearer token
 POST /v1/...      one fixed token; 401 for another API key and 404 for an unknown model name, worded like vLLM.
-                  With "stream": true as many tokens as "max_tokens" says, one every half second
+                  With "stream": true as many tokens as "max_tokens" says, one each pace_s seconds
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class SeatStub(ThreadingHTTPServer):
         self.names = list(names)
         self.api_key = api_key
         self.seen: list[dict[str, Any]] = []
+        self.pace_s = 0.5
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -86,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         for number in range(tokens):
             delta = {"role": "assistant", "content": f"t{number} "}
             self._event(json.dumps({**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
-            time.sleep(0.5)
+            time.sleep(self.server.pace_s)
         self._event(json.dumps({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
         self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")

@@ -1,6 +1,7 @@
 """The chain: every test starts from what the one before left, and leaves the fleet converged (asserted).
 
-Order matters and is that of this file: virgin hosts, first deployment, everyday edits.
+Order matters and is that of this file: virgin hosts, first deployment, aliases in the gateway's database and in its
+config file, everyday edits.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def installed(lab: Lab, host: str = "fv-ml1") -> str:
     return lab.host(host, "find", "/opt/vllm/releases", "-name", "release.json", "-printf", "%p-%T@").output
 
 
-@pytest.mark.parametrize("scenario", ["check-first", "default"])
+@pytest.mark.parametrize("scenario", ["check-first", "default", "gateway", "gateway-config"])
 def test_scenario(lab: Lab, scenario: str) -> None:
     run = lab.molecule(scenario)
     assert run.code == 0

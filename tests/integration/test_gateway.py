@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,13 +27,17 @@ import httpx
 import pytest
 from seat_stub import SeatStub
 
+from seatfleet.cli import main
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
-from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, prove, sync_aliases, sync_keys
+from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway_keys import NO_MODELS, WantedKey, key_hash
 from seatfleet.core.gateway_state import WantedAlias
+from seatfleet.core.stub import SeatStub as AwayStub
 
 PROJECT = Path(__file__).resolve().parents[2]
 READY_LIMIT_S = 240
+# Tokens of a stream that goes on until the test lets it end.
+ENDLESS = 400
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Proxy:
     """The proxy under test, and how this machine is reached from it."""
 
     url: str
-    admin_key: str
+    admin_key: str = field(repr=False)
     restart: Sequence[str]
     here: str
 
@@ -395,6 +400,74 @@ def test_rotation_overlaps(registered: Fleet) -> None:
     assert registered.call() == "key_expired"
 
 
+def test_a_rotation_keeps_what_was_closed_closed_and_what_was_spent_spent(registered: Fleet) -> None:
+    """What /key/generate and /key/update make of the fields that a rotation hands over."""
+    old = key_hash(registered.value)
+    registered.gateway.update_key(old, max_budget=5.0, spend=4.5, blocked=True, duration="1h")
+    new = f"sk-rotated-{secrets.token_hex(12)}"
+    options = replace(registered.quick, rotate=True, overlap="24h")
+    sync_keys(
+        registered.gateway, [registered.wanted_key(value=new)], registered.host, [registered.alias], options=options
+    )
+    states = {key_hash(value): registered.gateway.key(key_hash(value)) for value in (registered.value, new)}
+    made, retired = states[key_hash(new)], states[old]
+    assert made is not None
+    assert retired is not None
+    assert (made.alias, made.blocked, made.spend, made.max_budget) == (registered.key, True, 4.5, 5.0)
+    assert retired.blocked
+    now = datetime.now(UTC)
+    for state in (made, retired):
+        left = state.left_s(now)
+        assert left is not None
+        assert 3000 < left < 4200
+    assert registered.call(new) == "key_blocked"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [({"blocked": True}, "key_blocked"), ({"duration": "1s"}, "key_expired"), ({"max_budget": 0.0}, "budget_exceeded")],
+)
+def test_a_twin_does_not_hide_what_stops_the_key_itself(
+    registered: Fleet, change: dict[str, Any], verdict: str
+) -> None:
+    registered.gateway.update_key(key_hash(registered.value), **change)
+    time.sleep(2)
+    ids = (registered.want().base_id,)
+    proof = prove(registered.gateway, [ProofAlias(registered.alias, ids, (registered.key,))], {})
+    assert [(cell.ok, cell.verdict, cell.twin) for cell in proof.cells if cell.key == registered.key] == [
+        (False, verdict, True)
+    ]
+
+
+@pytest.mark.parametrize("team", [None, "elsewhere"])
+def test_who_may_call_an_alias_in_one_command(
+    registered: Fleet,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    team: str | None,
+) -> None:
+    monkeypatch.setenv("SEATFLEET_GATEWAY_ADMIN_KEY", proxy.admin_key)
+    hashed = key_hash(registered.value)
+    registered.gateway.update_key(hashed, max_budget=5.0, duration="1h")
+    expires = registered.gateway.key(hashed).expires  # type: ignore[union-attr]
+    if team:
+        # The proxy refuses to put a key into a team that caps it; it does not look when the cap comes later.
+        registered.gateway._call("POST", "/team/new", json={"team_id": registered.tag, "models": [registered.alias]})
+        registered.gateway.update_key(hashed, team_id=registered.tag)
+        registered.gateway._call("POST", "/team/update", json={"team_id": registered.tag, "models": [team]})
+    code = main(["gateway", "--url", proxy.url, "who", registered.alias])
+    lines = capsys.readouterr().out.splitlines()
+    if team:
+        registered.gateway._call("POST", "/team/delete", json={"team_ids": [registered.tag]})
+        assert (code, len(lines)) == (1, 1)
+    else:
+        assert code == 0
+        assert lines[1].split()[:2] == [registered.alias, registered.key]
+        assert f"expires {expires[:19]}" in lines[1]
+        assert "of 5" in lines[1]
+
+
 def register_many(url: str, admin: str, fleet: Mapping[str, Any], number: int, lock: str) -> None:
     """Grant four aliases of a host of its own to one shared key, one after another; runs in a process of its own."""
     os.environ["XDG_RUNTIME_DIR"] = lock
@@ -443,31 +516,127 @@ def test_a_restart_between_calls_loses_nothing(registered: Fleet, proxy: Proxy) 
     assert registered.proven() == {registered.key: (True, "ok"), "(control)": (True, "refused")}
 
 
+class Stream:
+    """A call that streams a token every half second, read in a thread of its own; it has begun when this returns."""
+
+    def __init__(self, url: str, model: str, value: str, tokens: int) -> None:
+        self.lines: list[str] = []
+        self.tokens = tokens
+        body = {"model": model, "max_tokens": tokens, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        headers = {"authorization": f"Bearer {value}"}
+
+        def read() -> None:
+            address = f"{url}/v1/chat/completions"
+            with httpx.stream("POST", address, json=body, headers=headers, timeout=60) as response:
+                self.lines.extend(line for line in response.iter_lines() if line)
+
+        self._reader = threading.Thread(target=read)
+        self._reader.start()
+        end = time.monotonic() + 30
+        while not self.lines and time.monotonic() < end:
+            time.sleep(0.1)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and not ended."""
+        return bool(self.lines) and self._reader.is_alive()
+
+    def whole(self) -> bool:
+        """Wait for its end and tell whether every token came."""
+        self._reader.join(timeout=60)
+        return sum("content" in line for line in self.lines) == self.tokens and self.lines[-1] == "data: [DONE]"
+
+
 def test_a_running_stream_outlives_a_restart(registered: Fleet, proxy: Proxy) -> None:
-    lines: list[str] = []
-
-    def read() -> None:
-        body = {
-            "model": registered.alias,
-            "max_tokens": 12,
-            "stream": True,
-            "messages": [{"role": "user", "content": "x"}],
-        }
-        headers = {"authorization": f"Bearer {registered.value}"}
-        url = f"{proxy.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
-            lines.extend(line for line in response.iter_lines() if line)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    end = time.monotonic() + 30
-    while not lines and time.monotonic() < end:
-        time.sleep(0.1)
+    stream = Stream(proxy.url, registered.alias, registered.value, tokens=12)
     subprocess.run(proxy.restart, check=True, capture_output=True)
-    reader.join(timeout=60)
+    assert stream.whole()
     proxy.wait()
-    assert sum("content" in line for line in lines) == 12
-    assert lines[-1] == "data: [DONE]"
+
+
+# --- an alias whose seat restarts ---
+
+
+@contextmanager
+def away(proxy: Proxy) -> Iterator[str]:
+    """Run what answers for a seat that is away, as a host does; yield its base URL."""
+    with AwayStub(0, 15) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{proxy.here}:{server.server_address[1]}/v1"
+        server.shutdown()
+
+
+def ask(proxy: Proxy, fleet: Fleet, **more: object) -> httpx.Response:
+    """Call the alias as a user does."""
+    body = {"model": fleet.alias, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **more}
+    headers = {"authorization": f"Bearer {fleet.value}"}
+    return httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_closed_alias_lets_streams_end_and_tells_others_when_to_repeat(
+    registered: Fleet, proxy: Proxy, streaming: bool
+) -> None:
+    stream = Stream(proxy.url, registered.alias, registered.value, tokens=ENDLESS)
+    with away(proxy) as stub_url:
+        close_aliases(registered.gateway, [registered.want()], stub_url, lambda *_: "unused")
+        answer = ask(proxy, registered, stream=streaming)
+        assert (answer.status_code, answer.headers.get("retry-after")) == (503, "15")
+        assert "seat_draining" in answer.text
+        # LiteLLM's own repetitions would have taken twice the Retry-After.
+        assert answer.elapsed.total_seconds() < 15
+        assert stream.runs
+        registered.seat.pace_s = 0
+        # Closed twice is closed; and to the keys nothing has changed.
+        assert not close_aliases(registered.gateway, [registered.want()], stub_url, lambda *_: "unused").changed
+        assert not registered.grant(registered.wanted_key()).changed
+        assert stream.whole()
+        registered.register(registered.want())
+    assert registered.call() == "ok"
+    assert [item.id for item in registered.gateway.list_deployments() if item.alias == registered.alias] == [
+        registered.want().base_id
+    ]
+
+
+def test_a_closed_alias_with_a_fallback_is_answered_by_it(registered: Fleet, proxy: Proxy) -> None:
+    other = f"{registered.alias}-other"
+    with stub(proxy, other, api_key="sk-seat-of-the-fallback") as second, away(proxy) as stub_url:
+        address, port = second.server_address[:2]
+        base = f"http://{address!s}:{port}/v1"
+        fallback = registered.want(alias=other, seat="second", api_base=base, api_key="sk-seat-of-the-fallback")
+        first = registered.want(fallback=other)
+        registered.register(first, fallback)
+        stream = Stream(proxy.url, registered.alias, registered.value, tokens=ENDLESS)
+        close_aliases(registered.gateway, [first], stub_url, lambda *_: "sk-seat-of-the-fallback")
+        answer = ask(proxy, registered)
+        assert stream.runs
+        registered.seat.pace_s = 0
+        assert answer.status_code == 200
+        body = second.seen[-1]["body"]
+        assert (body["model"], body["temperature"], body["top_k"]) == (other, 0.5, 20)
+        assert stream.whole()
+        registered.register(first, fallback)
+        assert registered.call() == "ok"
+        assert registered.last()["model"] == registered.alias
+
+
+def test_a_stub_that_does_not_answer_leaves_the_alias_open(registered: Fleet) -> None:
+    with pytest.raises(GatewayError, match="The old deployment stays"):
+        close_aliases(registered.gateway, [registered.want()], "http://127.0.0.1:9/v1", lambda *_: "unused")
+    assert registered.call() == "ok"
+
+
+def test_metrics_need_a_key_and_show_none(registered: Fleet, proxy: Proxy) -> None:
+    assert registered.call() == "ok"
+    url = f"{proxy.url}/metrics"
+    assert httpx.get(url, follow_redirects=True, timeout=30).status_code == 401
+    headers = {"authorization": f"Bearer {proxy.admin_key}"}
+    page = httpx.get(url, headers=headers, follow_redirects=True, timeout=30)
+    assert page.status_code == 200
+    assert registered.alias in page.text
+    assert "litellm_proxy_total_requests_metric_total" in page.text
+    for secret in (registered.value, proxy.admin_key, str(registered.seat.api_key)):
+        assert secret not in page.text
 
 
 def test_a_poke_with_the_opposite_setting_poisons_nothing(registered: Fleet, proxy: Proxy) -> None:

@@ -5,7 +5,9 @@ Needs only gw-1; the proxy is installed by the first test that wants it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from labrun import Lab, Run
@@ -40,8 +42,8 @@ def started(lab: Lab) -> str:
 
 
 def play(lab: Lab, *extra: str) -> Run:
-    """Run the gateway's play with extra variables, whatever comes of it."""
-    given = [part for item in extra for part in ("-e", item)]
+    """Run the gateway's play with options or extra variables, whatever comes of it."""
+    given = [part for item in extra for part in ((item,) if item.startswith("-") else ("-e", item))]
     return lab.run("ansible-playbook", "playbooks/gateway.yml", "-l", "gw-1", *given, check=False)
 
 
@@ -82,18 +84,59 @@ def test_an_implant_keeps_the_proxy_from_starting(host: Lab) -> None:
     assert play(host).code == 0
 
 
+def test_a_restart_that_an_earlier_run_lost_is_made_good(host: Lab) -> None:
+    before = started(host)
+    host.host("gw-1", "touch", "/etc/litellm/config.yaml")
+    run = play(host)
+    assert (run.code, run.changed["gw-1"]) == (0, 1), run.output
+    assert started(host) != before
+    assert play(host).changed["gw-1"] == 0
+
+
 def test_a_missing_migration_is_applied_after_a_dump(host: Lab) -> None:
-    dumps = "find /var/lib/litellm-dumps -name '*.dump'"
-    before = host.host("gw-1", "sh", stdin=dumps).output.split()
+    before = dumps(host)
     sql(host, f"DELETE FROM {LEDGER} WHERE migration_name = '{LAST}'")
     run = play(host)
     assert (run.code, run.changed["gw-1"]) == (0, 1), run.output
     assert sql(host, f"SELECT count(*) FROM {LEDGER} WHERE migration_name = '{LAST}'") == ["1"]
-    new = set(host.host("gw-1", "sh", stdin=dumps).output.split()) - set(before)
+    new = dumps(host) - before
     assert len(new) == 1
     listing = host.host("gw-1", "pg_restore", "--list", new.pop()).output
     assert "LiteLLM_VerificationToken" in listing
     assert play(host).changed["gw-1"] == 0
+
+
+def dumps(lab: Lab) -> set[str]:
+    """Return the dumps that the host keeps."""
+    return set(lab.host("gw-1", "sh", stdin="find /var/lib/litellm-dumps -name '*.dump'").output.split())
+
+
+def test_another_release_is_selected_after_a_dump_and_the_older_one_comes_back(host: Lab, tmp_path: Path) -> None:
+    """The second release is a copy of the first, under the name that an edited lock gives: no second installation."""
+    lock = "files/locks/litellm-1.106.12-cp311-x86_64.txt"
+    edited = host.edited(tmp_path / "edited", [(lock, "# then one wheel", "# Then one wheel")])
+    foreseen = play(edited, "--check")
+    assert foreseen.changed["gw-1"] > 0
+    release = re.search(r"/opt/litellm/releases/1\.106\.12-[0-9a-f]{12}", foreseen.output)
+    assert release is not None
+    first = host.host("gw-1", "readlink", "-f", "/opt/litellm/current").output.strip()
+    assert release[0] != first
+    host.host("gw-1", "cp", "-a", first, release[0])
+    before = dumps(host)
+    for project, expected in ((edited, release[0]), (host, first)):
+        start = started(host)
+        run = play(project)
+        assert run.code == 0, run.output
+        assert host.host("gw-1", "readlink", "-f", "/opt/litellm/current").output.strip() == expected
+        assert started(host) != start
+        new = dumps(host) - before
+        assert len(new) == 1, "not dumped before the change"
+        before |= new
+        assert play(project).changed["gw-1"] == 0
+    assert "LiteLLM_VerificationToken" in host.host("gw-1", "pg_restore", "--list", before.pop()).output
+    # Kept for a way back, until newer ones push it out.
+    assert play(edited, "--check").changed["gw-1"] > 0
+    host.host("gw-1", "rm", "-r", release[0])
 
 
 @pytest.fixture

@@ -336,9 +336,7 @@ def test_checks_are_red_on_stock_and_green_on_the_series(inside: Inside, version
     assert inside("series_checks.py", f"{version} series", (), names)[1]["checks"] == dict.fromkeys(names, "")
 
 
-@pytest.mark.parametrize(
-    ("version", "patch"), LEFT_OUT, ids=[f"{version}-{patch.name}" for version, patch in LEFT_OUT]
-)
+@pytest.mark.parametrize(("version", "patch"), LEFT_OUT, ids=[f"{version}-{patch.name}" for version, patch in LEFT_OUT])
 def test_each_patch_left_out_alone_turns_its_check_red(inside: Inside, version: str, patch: patches.Patch) -> None:
     """``red_without`` in series.yml names the check; the whole series is green by the test above."""
     check = patch.red_without

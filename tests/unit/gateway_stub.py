@@ -34,6 +34,8 @@ class GatewayStub:
         self.deployments: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, dict[str, Any]] = {}
         self.teams: dict[str, list[str]] = {}
+        # id -> (name, aliases)
+        self.groups: dict[str, tuple[str, list[str]]] = {}
         self.requests: list[str] = []
         self.hooks: list[Hook] = []
         # Deployment ids whose seat does not answer.
@@ -120,6 +122,13 @@ class GatewayStub:
                 return reply({})
             case "/access_group/list":
                 return reply({"access_groups": []})
+            case "/v1/access_group":
+                return reply(
+                    [
+                        {"access_group_id": group, "access_group_name": name, "access_model_names": models}
+                        for group, (name, models) in self.groups.items()
+                    ]
+                )
             case "/team/list":
                 return reply([{"team_id": team, "models": models} for team, models in self.teams.items()])
             case "/team/info":

@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,25 @@ def test_the_cap_of_a_keys_team_is_known(stub: GatewayStub, gateway: Gateway) ->
         grant(gateway, wanted_keys("infra-ops"))
 
 
+def test_ghosts_of_a_run_that_was_cut_off_before_the_lists_are_cleaned(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    grant(gateway, wanted_keys("infra-ops"))
+    stub.key("sk-somebody-elses-key-00000", "foreign", ["gen-large", "other"])
+    sync_aliases(gateway, [], "fv-ml1")
+    # What that run dropped is known to nobody any more.
+    sync_keys(gateway, wanted_keys("infra-ops", grants={}), "fv-ml1", [], options=QUICK)
+    assert (stub.models("foreign"), stub.models("infra-ops")) == (["other"], ["no-default-models"])
+
+
+def test_an_alias_that_moved_to_another_host_is_no_ghost(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    grant(gateway, wanted_keys("infra-ops"))
+    stub.key("sk-somebody-elses-key-00000", "foreign", ["gen-large"])
+    sync_aliases(gateway, [want(host="spark-1")], "spark-1")
+    sync_keys(gateway, wanted_keys("infra-ops", grants={}), "fv-ml1", [], options=QUICK)
+    assert stub.models("foreign") == ["gen-large"]
+
+
 def test_check_mode_writes_no_key(stub: GatewayStub, gateway: Gateway) -> None:
     checked = grant(gateway, wanted_keys("infra-ops"), check=True)
     assert checked.changed
@@ -355,6 +375,79 @@ def test_a_rotation_that_fails_gives_the_alias_back(stub: GatewayStub, gateway: 
     with pytest.raises(GatewayError):
         grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0))
     assert stub.keys[old]["key_alias"] == "infra-ops"
+
+
+def after(seconds: float) -> str:
+    """Return a point in time from now, as the proxy writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize(
+    ("left_s", "retired_duration"),
+    [(3600, None), (-3600, None), (86400 * 30, "2h"), (None, "2h")],
+    ids=["expires within the overlap", "has expired", "expires later", "never expires"],
+)
+def test_a_rotation_never_lengthens_the_old_values_life(
+    stub: GatewayStub, gateway: Gateway, left_s: float | None, retired_duration: str | None
+) -> None:
+    life = {} if left_s is None else {"expires": after(left_s), "created_at": after(left_s - 7200)}
+    old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["gen-large"], **life)
+    grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0, overlap="2h"))
+    assert stub.keys[old].get("duration") == retired_duration
+    assert stub.keys[key_hash(INFRA)].get("duration") == (None if left_s is None else "7200s")
+
+
+def test_a_rotation_opens_nothing_that_was_closed(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["gen-large"], blocked=True, spend=4.5, max_budget=5.0)
+    grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(rotate=True, settle_s=0.0))
+    new = stub.keys[key_hash(INFRA)]
+    assert (new["blocked"], new["spend"], new["max_budget"]) == (True, 4.5, 5.0)
+
+
+def killed(*_: object, **__: object) -> None:
+    """Stand in for the moment at which a run is killed."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("life", [{}, {"expires": after(86400 * 30), "created_at": after(-86400)}])
+def test_a_rotation_that_was_cut_off_goes_on_with_team_and_limits(
+    stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, life: dict[str, str]
+) -> None:
+    stub.teams["t"] = []
+    old = stub.key("sk-infra-ops-the-old-value-0", "infra-ops", ["gen-large"], team_id="t", max_budget=5.0, **life)
+    rotating = KeyOptions(rotate=True, settle_s=0.0, overlap="2h")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Gateway, "copy_key", killed)
+        with pytest.raises(KeyboardInterrupt):
+            grant(gateway, wanted_keys("infra-ops"), options=rotating)
+    stub.keys[old] |= {"expires": after(7200)}
+    with pytest.raises(GatewayError, match="seat_alias_rotate_keys"):
+        grant(gateway, wanted_keys("infra-ops"))
+    grant(gateway, wanted_keys("infra-ops"), options=rotating)
+    new = stub.keys[key_hash(INFRA)]
+    assert (new["key_alias"], new["team_id"], new["max_budget"], new["models"]) == (
+        "infra-ops",
+        "t",
+        5.0,
+        ["gen-large"],
+    )
+    assert new.get("duration") == ("2678400s" if life else None)
+    assert stub.keys[old]["key_alias"] == f"infra-ops.retired-{old[:8]}"
+    assert not grant(gateway, wanted_keys("infra-ops")).changed
+
+
+def test_an_overlap_of_another_form_is_refused_before_any_change(stub: GatewayStub, gateway: Gateway) -> None:
+    with pytest.raises(GatewayError, match="seat_alias_rotation_overlap: expected a duration"):
+        grant(gateway, wanted_keys("infra-ops"), options=KeyOptions(overlap="1 day"))
+    assert stub.requests == []
+
+
+def test_a_name_like_that_of_a_retired_key_earns_no_grant(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.key(INFRA, "infra-ops", ["gen-large"])
+    stub.key("sk-somebody-elses-key-00000", "infra-ops.retired-01234567", ["other"])
+    grant(gateway, wanted_keys("infra-ops"))
+    assert stub.models("infra-ops.retired-01234567") == ["other"]
 
 
 # --- proof ---
@@ -452,6 +545,57 @@ def test_a_key_whose_value_is_not_ours_is_proven_by_a_twin(fleet: GatewayStub, g
         "control": (True, False),
     }
     assert set(fleet.keys) == before
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"),
+    [
+        ({"blocked": True}, "FAILED key_blocked"),
+        ({"expires": "2020-01-01T00:00:00Z"}, "FAILED key_expired"),
+        ({"expires": "2999-01-01T00:00:00+00:00"}, "ok"),
+        ({"max_budget": 5.0, "spend": 5.0}, "FAILED budget_exceeded"),
+        ({"max_budget": 5.0, "spend": 4.9}, "ok"),
+    ],
+)
+def test_a_twin_does_not_hide_what_stops_the_key_itself(
+    fleet: GatewayStub, gateway: Gateway, state: dict[str, Any], verdict: str
+) -> None:
+    fleet.keys[key_hash(AGENTS)] |= state
+    seen = outcome(gateway, values={"infra-ops": INFRA, "control": CONTROL}, control="control")
+    assert seen == {**GOOD, "all-agents": verdict}
+
+
+def test_the_twin_of_a_stopped_key_still_shows_what_its_list_allows_too_much(
+    fleet: GatewayStub, gateway: Gateway
+) -> None:
+    fleet.keys[key_hash(AGENTS)] |= {"blocked": True}
+    alias = ProofAlias("gen-large", (ID,), ("infra-ops",))
+    second = ProofAlias("gen-small", (), ("all-agents",))
+    proof = prove(gateway, [alias, second], {"infra-ops": INFRA, "control": CONTROL}, control="control")
+    assert [cell.verdict for cell in proof.cells if (cell.key, cell.alias) == ("all-agents", "gen-large")] == [
+        "over_granted"
+    ]
+
+
+@pytest.mark.parametrize("poisonable", [False, True])
+def test_an_alias_that_one_request_can_change_for_everybody_is_named(
+    stub: GatewayStub, gateway: Gateway, poisonable: bool
+) -> None:
+    sync_aliases(gateway, [want(chat_template_kwargs={"enable_thinking": False, "style": "short"})], "fv-ml1")
+    sent: list[Any] = []
+
+    def poison(here: GatewayStub, path: str, body: dict[str, Any]) -> Response | None:
+        if path.endswith("/chat/completions") and "chat_template_kwargs" in body:
+            sent.append(body["chat_template_kwargs"])
+            if poisonable:
+                here.deployments[ID]["litellm_params"]["extra_body"] = {"chat_template_kwargs": sent[-1]}
+        return None
+
+    stub.hooks.append(poison)
+    problems = prove(gateway, [ProofAlias("gen-large", (ID,), ())], {}).problems
+    assert sent == [{"enable_thinking": True}]
+    assert len(problems) == poisonable
+    assert all(f"one request changed extra_body of deployment {ID}" in problem for problem in problems)
 
 
 def test_a_declared_key_that_nobody_knows_is_missing(fleet: GatewayStub, gateway: Gateway) -> None:

@@ -39,6 +39,17 @@ def test_who(stub: GatewayStub, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_who_sees_what_a_shared_access_group_allows(stub: GatewayStub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.groups = {"g1": ("fleet", ["gen-large"]), "g2": ("rest", ["gen-small"])}
+    stub.key("sk-3", "pool", ["no-default-models"], access_group_ids=["g1"])
+    stub.key("sk-4", "rest", ["no-default-models"], access_group_ids=["g2"])
+    assert main(["gateway", "--json", "who", "gen-large"]) == 0
+    assert {row["key"]: row["through"] for row in json.loads(capsys.readouterr().out)} == {
+        "infra-ops": "granted for fv-ml1/flash-next",
+        "pool": "shared access group fleet",
+    }
+
+
 def test_nobody_and_nothing_is_exit_1(stub: GatewayStub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway", "who", "gen-small"]) == 1
     assert "no such alias" in capsys.readouterr().err

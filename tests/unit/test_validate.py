@@ -107,9 +107,11 @@ def test_a_hybrid_model_with_dflash_needs_its_patches(
     edit(project, profiles, "prefix_caching: true\n    reasoning", f"prefix_caching: {prefix_caching}\n    reasoning")
     code, out = validate(project, capsys, "-l", "spark-1")
     assert code == 2
-    assert (
-        set(re.findall(r"seat agent on spark-1: release: expected a release with the patch (\S+) \(", out)) == missing
-    )
+    assert out.startswith("1 problem, nothing was changed:")
+    found = re.search(r"seat agent on spark-1: release: expected a release that has ([^(]+) \((.*)\), seen ", out)
+    assert found, out
+    assert set(found[1].split(", ")) == missing
+    assert set(re.findall(r"(?:^|; )([\w-]+): ", found[2])) == missing, "a reason for each"
 
 
 def documented(start: str) -> str:

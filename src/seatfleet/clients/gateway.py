@@ -37,8 +37,14 @@ CARRIED = (
     "metadata",
     "team_id",
     "user_id",
+    "agent_id",
+    "organization_id",
+    "project_id",
     "access_group_ids",
+    "object_permission_id",
+    "budget_id",
     "max_budget",
+    "model_max_budget",
     "budget_duration",
     "tpm_limit",
     "rpm_limit",
@@ -301,6 +307,14 @@ class Gateway:
         body = self._call("GET", "/access_group/list")
         return {group["access_group"]: list(group["model_names"]) for group in body["access_groups"]}
 
+    def shared_groups(self) -> dict[str, tuple[str, list[str]]]:
+        """Return the access groups that keys name by id: id -> (name, aliases)."""
+        body = self._call("GET", "/v1/access_group")
+        return {
+            group["access_group_id"]: (str(group["access_group_name"]), list(group["access_model_names"]))
+            for group in body
+        }
+
     # --- as a caller ---
 
     def models(self) -> list[str]:
@@ -311,9 +325,13 @@ class Gateway:
         """Whether the key in use may administer the proxy; only such a key can list keys."""
         return self._send("GET", "/key/list", params={"size": 1}).status_code == 200
 
-    def complete(self, model: str, route: str = "body") -> Answer:
-        """Ask for one token through one of :data:`ROUTES`. ``model`` is an alias, or for an admin a deployment id."""
-        body: dict[str, Any] = {"max_tokens": 1, "messages": [{"role": "user", "content": "Reply with: ok"}]}
+    def complete(self, model: str, route: str = "body", more: Mapping[str, Any] | None = None) -> Answer:
+        """Ask for one token through one of :data:`ROUTES`. ``model`` is an alias, or for an admin a deployment id.
+
+        ``more`` are further fields of the request.
+        """
+        question = [{"role": "user", "content": "Reply with: ok"}]
+        body: dict[str, Any] = {**(more or {}), "max_tokens": 1, "messages": question}
         if route == "body":
             body["model"] = model
         path = ROUTES[route].format(alias=model)

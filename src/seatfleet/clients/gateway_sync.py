@@ -13,21 +13,23 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..core.gateway_keys import (
     GRANTS_FIELD,
+    LIFETIME_FIELD,
     NO_MODELS,
-    RETIRED,
     KeyPlan,
     KeyState,
     KeyStep,
     WantedKey,
+    duration_s,
     ghosts,
+    lost_aliases,
     plan_keys,
-    wanted_for,
 )
 from ..core.gateway_state import (
     MANAGED_BY,
@@ -40,7 +42,7 @@ from ..core.gateway_state import (
     plan_close,
     plan_removal,
 )
-from ..core.gateway_verdict import Cell, Verdict, judge
+from ..core.gateway_verdict import STOPPED, Cell, Verdict, judge
 from ..core.gateway_versions import version_problem
 from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
 from .gateway_lock import LockTimeoutError, gateway_lock
@@ -283,11 +285,18 @@ def sync_keys(
         GatewayError: a problem of the plan (then nothing was changed by that round), or lists that never settle.
     """
     options = options or KeyOptions()
+    try:
+        duration_s(options.overlap)
+    except ValueError as error:
+        raise GatewayError(f"seat_alias_rotation_overlap: {error}", kind="plan") from None
     steps: list[KeyStep] = []
     with gateway_lock(gateway.url):
         wrote_at: float | None = None
+        served = {item.alias for item in gateway.list_deployments()}
         for _ in range(MAX_ROUNDS):
-            plan = _plan_keys(gateway.list_keys(), wanted, host, aliases, dropped, options)
+            live = gateway.list_keys()
+            dropped = {*dropped, *lost_aliases(live, host, {*served, *aliases})}
+            plan = _plan_keys(live, wanted, host, aliases, dropped, options)
             if plan.steps:
                 steps += plan.steps
                 if check:
@@ -305,7 +314,7 @@ def sync_keys(
                 " them; find it and run again",
                 kind="contested",
             )
-        names = set(gateway.access_groups()) | {item.alias for item in gateway.list_deployments()} | set(aliases)
+        names = set(gateway.access_groups()) | served | set(aliases)
         leftover = ghosts(gateway.list_keys(), names)
     before: dict[str, Sequence[str]] = {}
     after: dict[str, Sequence[str]] = {}
@@ -322,6 +331,7 @@ def _plan_keys(
     aliases: Collection[str],
     dropped: Collection[str],
     options: KeyOptions,
+    only: str | None = None,
 ) -> KeyPlan:
     plan = plan_keys(
         live,
@@ -331,6 +341,7 @@ def _plan_keys(
         dropped=dropped,
         rotate=options.rotate,
         may_generate=options.handout is not None,
+        only=only,
     )
     if plan.problems:
         raise GatewayError("; ".join(plan.problems), kind="plan")
@@ -346,7 +357,7 @@ def _apply_key(
     dropped: Collection[str],
     options: KeyOptions,
 ) -> None:
-    want = wanted_for(step.alias, wanted)
+    want = next((item for item in wanted if item.alias == step.alias), None)
     if step.kind == "create":
         _create_key(gateway, step, want.value if want else None, options)
     elif step.kind == "rotate":
@@ -356,8 +367,7 @@ def _apply_key(
         fresh = gateway.key(step.hash)
         if fresh is None:
             return
-        mine = [want] if want else []
-        for again in _plan_keys([fresh], mine, host, aliases, dropped, options).steps:
+        for again in _plan_keys([fresh], wanted, host, aliases, dropped, options, only=step.alias).steps:
             metadata = {**fresh.metadata, GRANTS_FIELD: dict(again.grants)}
             gateway.update_key(again.hash, models=list(again.after), metadata=metadata)
 
@@ -389,13 +399,30 @@ def _handed_out(directory: Path, alias: str, value: str) -> Iterator[None]:
 
 
 def _rotate_key(gateway: Gateway, step: KeyStep, value: str, options: KeyOptions) -> None:
-    """Give the alias to a new value; the old one goes on under another alias until the overlap is over."""
-    retired = f"{step.alias}{RETIRED}{step.hash[:8]}"
-    gateway.update_key(step.hash, key_alias=retired, duration=options.overlap)
+    """Give the alias to a new value; the old one goes on under another alias until the overlap is over.
+
+    The overlap never lengthens the old value's life. The new value lives as long as the old one was made for, has its
+    spend, and is blocked when the old one is: a rotation opens nothing that somebody closed.
+    """
+    now = datetime.now(UTC)
+    old = gateway.key(step.hash)
+    if old is None:
+        raise GatewayError(f"key {step.alias}: gone while it was rotated; run again", kind="contested")
+    left, lifetime, alias = old.left_s(now), old.lifetime_s(), old.alias
+    plain = {name: value for name, value in old.metadata.items() if name != LIFETIME_FIELD}
+    shorten = {"duration": options.overlap} if left is None or left > duration_s(options.overlap) else {}
+    more: dict[str, Any] = {"spend": old.spend, "metadata": plain}
+    more |= {"blocked": True} if old.blocked else {}
+    more |= {"duration": f"{lifetime}s"} if lifetime is not None else {}
+    if not old.retired:
+        metadata = {**plain, LIFETIME_FIELD: lifetime}
+        gateway.update_key(step.hash, key_alias=old.retired_alias(), metadata=metadata, **shorten)
     try:
-        gateway.copy_key(step.hash, value, step.alias)
+        gateway.copy_key(step.hash, value, step.alias, more=more)
     except GatewayError:
-        gateway.update_key(step.hash, key_alias=step.alias, duration="-1")
+        before = {"duration": "-1" if left is None else f"{left}s"} if shorten else {}
+        if not old.retired:
+            gateway.update_key(step.hash, key_alias=alias, metadata=plain, **before)
         raise
 
 
@@ -451,23 +478,62 @@ def prove(
             if caller is None:
                 cells += [_missing(name, alias) for alias in aliases if name in alias.keys]
                 continue
-            prover = _Prover(caller, name, live.get(name), twin)
-            cells += [prover.cell(alias, "allow" if name in alias.keys else "deny") for alias in aliases]
+            prover = _Prover(caller, name, twin)
+            made = [prover.cell(alias, "allow" if name in alias.keys else "deny") for alias in aliases]
+            cells += [_of_original(cell, live[name]) for cell in made] if twin else made
             version = prover.version or version
     with _control(gateway, control, values) as (label, caller):
-        prover = _Prover(caller, label, None, False)
+        prover = _Prover(caller, label, False)
         cells += [prover.cell(alias, "deny") for alias in aliases]
-    problem = version_problem(version) if version else None
-    return Proof(tuple(cells), (problem,) if problem else (), version)
+    problems = _poke(gateway, aliases)
+    if version and (problem := version_problem(version)):
+        problems.append(problem)
+    return Proof(tuple(cells), tuple(problems), version)
+
+
+def _of_original(cell: Cell, original: KeyState) -> Cell:
+    """Correct what a twin cannot show: it is neither blocked nor expired, and has spent nothing."""
+    stopped = original.obstacle(datetime.now(UTC))
+    if cell.expected == "deny" or not cell.ok or stopped is None:
+        return cell
+    return replace(cell, ok=False, verdict=stopped, sentence=STOPPED[stopped])
+
+
+def _poke(gateway: Gateway, aliases: Sequence[ProofAlias]) -> list[str]:
+    """Send each alias the opposite of its template switches and return what that changed for later callers.
+
+    Before LiteLLM #29620 one such request rewrote the alias in the proxy's memory, for everybody until a restart.
+    """
+    names = {identifier: alias.name for alias in aliases for identifier in alias.ids}
+    before = _memory(gateway, names)
+    for identifier, params in before.items():
+        switches = (params.get("extra_body") or {}).get("chat_template_kwargs") or {}
+        opposite = {name: not value for name, value in switches.items() if isinstance(value, bool)}
+        if opposite:
+            gateway.complete(identifier, more={"chat_template_kwargs": opposite})
+    after = _memory(gateway, names)
+    return [
+        f"alias {names[identifier]}: one request changed {', '.join(changed)} of deployment {identifier} in the proxy's"
+        " memory, for every caller; restart the proxy and update LiteLLM"
+        for identifier in before.keys() & after.keys()
+        if (changed := sorted(_changed(before[identifier], after[identifier])))
+    ]
+
+
+def _memory(gateway: Gateway, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
+    return {item.id: item.params for item in gateway.list_deployments() if item.id in names}
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
 
 
 class _Prover:
     """Proves aliases with one key."""
 
-    def __init__(self, caller: Gateway, name: str, state: KeyState | None, twin: bool) -> None:
+    def __init__(self, caller: Gateway, name: str, twin: bool) -> None:
         self.caller = caller
         self.name = name
-        self.state = state
         self.twin = twin
         self.version: str | None = None
         self.admin = caller.is_admin()
@@ -561,7 +627,5 @@ def _control(gateway: Gateway, control: str | None, values: Mapping[str, str]) -
 
 def _sweep(gateway: Gateway, keys: Collection[KeyState]) -> None:
     """Delete expired proof keys of runs that were killed."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-    gateway.delete_keys(
-        [key.hash for key in keys if key.alias.startswith(TWIN_PREFIX) and key.expires and key.expires < now]
-    )
+    now = datetime.now(UTC)
+    gateway.delete_keys([key.hash for key in keys if key.alias.startswith(TWIN_PREFIX) and (key.left_s(now) or 0) < 0])

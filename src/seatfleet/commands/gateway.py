@@ -69,11 +69,12 @@ def _who(gateway: Gateway, args: argparse.Namespace) -> list[Row]:
 
     deployments, keys = gateway.list_deployments(), gateway.list_keys()
     served = {item.alias for item in deployments}
+    shared = gateway.shared_groups() if any(key.access_group_ids for key in keys) else {}
     rows: list[Row] = [("ALIAS", "KEY", "THROUGH", "TEAM", "STATE")]
     for alias in args.aliases:
         if alias not in served:
             print(f"{alias}: the gateway serves no such alias", file=sys.stderr)
-        found = who_can_call(alias, deployments, keys)
+        found = who_can_call(alias, deployments, keys, shared)
         rows += [(alias, key.name, reason, key.team_id or "-", _state(key)) for key, reason in found]
     return rows
 

@@ -242,7 +242,19 @@ def fill_hashes(mapping: Mapping[str, Any], folder: Path, read: Reader, recorded
     return {**mapping, "patches": entries}
 
 
-_ORDER = ("name", "file", "sha256", "files", "why", "changes", "upstream", "needs", "conflicts", "superseded_by", "seats")
+_ORDER = (
+    "name",
+    "file",
+    "sha256",
+    "files",
+    "why",
+    "changes",
+    "upstream",
+    "needs",
+    "conflicts",
+    "superseded_by",
+    "seats",
+)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -11,9 +11,11 @@ Pure: no I/O, and no key value leaves this module. Measured on LiteLLM 1.106.12 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from .gateway_state import LiveDeployment
@@ -28,7 +30,11 @@ SPECIAL_ENTRIES = EVERYTHING | {TEAM_MODELS, NO_MODELS}
 GRANTS_FIELD = "seatfleet_grants"
 # Between a key alias and the start of its hash, for a value that goes on working after a rotation.
 RETIRED = ".retired-"
+# In the metadata of such a value: seconds that it was made for before the overlap shortened them; None for no limit.
+LIFETIME_FIELD = "seatfleet_lifetime_s"
 _KEY_FORM = re.compile(r"sk-[A-Za-z0-9_-]{21,}")
+_DURATION = re.compile(r"(?P<number>[0-9]+)(?P<unit>[smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def key_hash(key: str) -> str:
@@ -46,6 +52,24 @@ def key_form_problem(key: str) -> str | None:
     return "a key must start with sk- and go on with at least 21 letters, digits, - or _"
 
 
+def duration_s(text: str) -> int:
+    """Return the seconds of a duration as LiteLLM writes it: ``90s``, ``30m``, ``24h``, ``7d``.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a duration such as 90s, 30m, 24h or 7d, seen {text!r}")
+    return int(match["number"]) * _SECONDS[match["unit"]]
+
+
+def moment(text: str) -> datetime:
+    """Return a point in time as the gateway writes it; without a zone it is UTC."""
+    read = datetime.fromisoformat(text)
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True)
 class KeyState:
     """One virtual key as the gateway knows it: never its value, only the SHA-256 of it."""
@@ -59,6 +83,7 @@ class KeyState:
     access_group_ids: tuple[str, ...] = ()
     blocked: bool = False
     expires: str | None = None
+    created: str | None = None
     spend: float = 0.0
     max_budget: float | None = None
 
@@ -75,6 +100,7 @@ class KeyState:
             access_group_ids=tuple(entry.get("access_group_ids") or ()),
             blocked=bool(entry.get("blocked")),
             expires=entry.get("expires"),
+            created=entry.get("created_at"),
             spend=float(entry.get("spend") or 0.0),
             max_budget=entry.get("max_budget"),
         )
@@ -88,6 +114,38 @@ class KeyState:
     def unrestricted(self) -> bool:
         """Whether the key's own list allows every alias: an empty list does, unless a team or access group caps it."""
         return not self.models or bool(EVERYTHING.intersection(self.models))
+
+    def obstacle(self, now: datetime) -> str | None:
+        """Return what stops every call with this key, whatever its list says: the word of a verdict, or None."""
+        if self.blocked:
+            return "key_blocked"
+        if (left := self.left_s(now)) is not None and left <= 0:
+            return "key_expired"
+        if self.max_budget is not None and self.spend >= self.max_budget:
+            return "budget_exceeded"
+        return None
+
+    def left_s(self, now: datetime) -> int | None:
+        """Return the seconds until the key expires, None when it does not."""
+        return None if self.expires is None else math.floor((moment(self.expires) - now).total_seconds())
+
+    def lifetime_s(self) -> int | None:
+        """Return how long the key lives from its creation to its expiry, None when it does not expire."""
+        if self.retired:
+            kept = self.metadata.get(LIFETIME_FIELD)
+            return kept if isinstance(kept, int) else None
+        if self.expires is None or self.created is None:
+            return None
+        return max(1, math.ceil((moment(self.expires) - moment(self.created)).total_seconds()))
+
+    def retired_alias(self) -> str:
+        """Return the key alias that this value has once another one took its place."""
+        return self.alias if self.retired else f"{self.alias}{RETIRED}{self.hash[:8]}"
+
+    @property
+    def retired(self) -> bool:
+        """Whether a rotation set this value aside."""
+        return self.alias.endswith(f"{RETIRED}{self.hash[:8]}")
 
     @property
     def grants(self) -> dict[str, str]:
@@ -109,7 +167,6 @@ class WantedKey:
     via: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     value: str | None = field(default=None, repr=False)
-    team: str | None = None
 
     def listed(self) -> set[str]:
         """Return the aliases that have to stand in the key's list, as no declared access group covers them."""
@@ -150,7 +207,7 @@ def edit_models(models: Sequence[str], add: Collection[str], remove: Collection[
 
 
 def wanted_for(alias: str, wanted: Iterable[WantedKey]) -> WantedKey | None:
-    """Return what is declared for a key alias; a rotated key's old value keeps the grants of the new one."""
+    """Return what is declared for a key alias; a rotated key's old value keeps what the new one is granted too."""
     by_alias = {want.alias: want for want in wanted}
     if alias in by_alias:
         return by_alias[alias]
@@ -167,6 +224,7 @@ def plan_keys(
     dropped: Collection[str] = (),
     rotate: bool = False,
     may_generate: bool = False,
+    only: str | None = None,
 ) -> KeyPlan:
     """Return the steps that give every wanted key its aliases and take back what is no longer granted.
 
@@ -178,17 +236,20 @@ def plan_keys(
         dropped: aliases that this run removed from the gateway; they are taken out of every key's list.
         rotate: a declared value that is not the gateway's replaces it, instead of being a problem.
         may_generate: a missing key without a declared value is created with a random one, instead of being a problem.
+        only: plan nothing but this key alias, which is the one in ``live``.
 
     Lists of keys that are not declared change in two cases only: an entry that seatfleet made itself for this host, and
     an entry for an alias that this run removed.
     """
     planner = _KeyPlanner(live, host, frozenset(aliases), frozenset(dropped) - frozenset(aliases), rotate, may_generate)
-    for want in sorted(wanted, key=lambda item: item.alias):
-        planner.declared(want)
     named = {want.alias for want in wanted}
+    # Declared keys last: their record of grants is what a run after one that was cut off goes by.
     for key in live:
         if key.alias not in named:
             planner.other(key, wanted_for(key.alias, wanted))
+    for want in sorted(wanted, key=lambda item: item.alias):
+        if only in (None, want.alias):
+            planner.declared(want)
     return KeyPlan(tuple(planner.steps), tuple(planner.problems), tuple(planner.notes))
 
 
@@ -221,28 +282,42 @@ class _KeyPlanner:
         if form is not None:
             self.problems.append(f"key {want.alias}: {form}; correct it in vault_litellm_keys")
             return
-        key = self.by_alias.get(want.alias)
+        key = self.by_alias.get(want.alias) or self._set_aside(want)
         if key is None:
             self._create(want)
             return
         if want.value is not None and key_hash(want.value) != key.hash:
             if not self._rotate(want, key):
                 return
-            key = replace(key, hash=key_hash(want.value))
+            key = replace(key, hash=key_hash(want.value), alias=want.alias)
         if self._scoped(want, key):
             self._edit(want, key)
 
     def other(self, key: KeyState, retired: WantedKey | None) -> None:
-        """Plan a key that is not declared: only what we put there, and what we removed, leaves its list."""
+        """Plan a key that is not declared: only what we put there, and what we removed, leaves its list.
+
+        The old value of a rotated key keeps what the new one has, and gains nothing: it is known by the form of its key
+        alias only, which everybody who may make keys can choose.
+        """
+        kept = retired.grants if retired is not None else {}
+        stale = (self._granted_here(key) | self.gone.intersection(key.models)) - set(kept)
         if retired is not None:
-            self.declared(retired)
-            return
-        stale = self._granted_here(key) | self.gone.intersection(key.models)
+            stale |= self.aliases.intersection(key.models) - set(kept) - set(retired.models)
         if stale and not key.unrestricted:
             self._update(key, (), stale, {})
 
     def _granted_here(self, key: KeyState) -> set[str]:
         return {name for name, seat in key.grants.items() if seat.split("/", 1)[0] == self.host}
+
+    def _set_aside(self, want: WantedKey) -> KeyState | None:
+        """Return the old value of a rotation that was cut off before the new one was made.
+
+        A key that is made anew instead would lack the team, the limits and the block of the old one.
+        """
+        if want.value is None:
+            return None
+        old = [key for key in self.by_alias.values() if key.retired and key.alias.split(RETIRED, 1)[0] == want.alias]
+        return max(old, key=lambda key: key.created or "", default=None)
 
     def _create(self, want: WantedKey) -> None:
         if want.value is None and not self.may_generate:
@@ -341,14 +416,32 @@ def ghosts(keys: Iterable[KeyState], names: Collection[str]) -> dict[str, list[s
     return found
 
 
+def lost_aliases(keys: Iterable[KeyState], host: str, served: Collection[str]) -> set[str]:
+    """Return aliases that a key was granted for a seat of ``host`` and that nobody serves any more.
+
+    After a run that deleted the deployment and was cut off before the lists, only this record tells of the ghost.
+    """
+    granted = {name for key in keys for name, seat in key.grants.items() if seat.split("/", 1)[0] == host}
+    return granted - set(served)
+
+
 def who_can_call(
-    alias: str, deployments: Iterable[LiveDeployment], keys: Iterable[KeyState]
+    alias: str,
+    deployments: Iterable[LiveDeployment],
+    keys: Iterable[KeyState],
+    shared_groups: Mapping[str, tuple[str, Collection[str]]] | None = None,
 ) -> list[tuple[KeyState, str]]:
-    """Return the keys that may call an alias by their lists, each with the reason."""
+    """Return the keys that may call an alias by their lists, each with the reason.
+
+    ``shared_groups`` are LiteLLM's access groups with an id of their own: id -> (name, aliases).
+    """
+    through = {group: name for group, (name, models) in (shared_groups or {}).items() if alias in models}
     groups = {group for item in deployments if item.alias == alias for group in item.access_groups}
     allowed: list[tuple[KeyState, str]] = []
     for key in keys:
         reason = _reason(key, alias, groups)
+        if reason is None and (shared := sorted(through[group] for group in key.access_group_ids if group in through)):
+            reason = f"shared access group {', '.join(shared)}"
         if reason is None:
             continue
         if key.team_models and not (EVERYTHING | groups | {alias}).intersection(key.team_models):

@@ -480,6 +480,16 @@ def alias_entries(
     return entries
 
 
+def name_notes(seats: Iterable[Seat], served: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each alias that its running seat has no name for yet: one would cost a restart."""
+    return [
+        f"alias {alias.name}: seat {seat.name} does not answer to this name before its next start, so calls go to it as"
+        f" {served[seat.name][0]}; nothing is restarted for it"
+        for alias, seat in _present(seats)
+        if served.get(seat.name) and alias.name not in served[seat.name]
+    ]
+
+
 def grant_entries(seats: Iterable[Seat]) -> list[dict[str, Any]]:
     """Return who may call which alias of a host's seats, in the form of ``litellm_keys`` and ``litellm_proof``."""
     return [

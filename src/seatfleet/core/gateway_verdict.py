@@ -21,6 +21,12 @@ SCOPES = {
     "customer_model_access_denied": ("customer_scope", "the end user of the call may not use this alias"),
     "agent_model_access_denied": ("agent_scope", "the key's agent does not allow this alias"),
 }
+# What stops a key in every call, whatever its list says.
+STOPPED = {
+    "key_expired": "the key has expired: give it a new expiry, or rotate it",
+    "key_blocked": "the key is blocked: unblock it at the gateway",
+    "budget_exceeded": "a budget is used up: raise it, or wait for its reset",
+}
 # How the stub of a closed alias names its error (seatfleet.stub); LiteLLM carries it inside its own message.
 DRAINING = "seat_draining"
 REFUSED = frozenset(
@@ -61,14 +67,14 @@ def classify(status: int, body: object) -> Verdict:
         if kind in ("token_not_found_in_db", "token_not_found"):
             return Verdict("key_missing", "the gateway does not know this key: register it, or correct the vault")
         if kind == "expired_key" or "expired" in message.lower():
-            return Verdict("key_expired", "the key has expired: give it a new expiry, or rotate it")
+            return _stopped("key_expired")
         if "blocked" in message.lower():
-            return Verdict("key_blocked", "the key is blocked: unblock it at the gateway")
+            return _stopped("key_blocked")
         return Verdict("unauthorized", f"the gateway refused the key: {scrub(message)}")
     if kind == "permission_error" and "blocked" in message.lower():
         return Verdict("alias_blocked", "the deployment is blocked (/model/block): unblock it, or run the seat's play")
     if "budget" in kind or "budget" in message.lower():
-        return Verdict("budget_exceeded", "a budget is used up: raise it, or wait for its reset")
+        return _stopped("budget_exceeded")
     if kind == "all_deployments_in_cooldown" or message.startswith("No deployments available"):
         return Verdict("cooldown", "the seat failed a moment ago and is in cooldown: repeat after the cooldown")
     if status == 429:
@@ -82,6 +88,10 @@ def classify(status: int, body: object) -> Verdict:
     if status >= 500:
         return Verdict("seat_down", f"the gateway cannot get an answer from the seat: {scrub(message)}")
     return Verdict("unexpected", f"status {status}, type {kind or 'none'}: {scrub(message)}")
+
+
+def _stopped(kind: str) -> Verdict:
+    return Verdict(kind, STOPPED[kind])
 
 
 def _error(body: object) -> tuple[str, str]:

@@ -164,7 +164,9 @@ def examine(path: Path, release: Release, *, every_file: bool) -> tuple[str, lis
     if release.series:
         try:
             # By what decides the files: a better sentence in series.yml is no reason to install again.
-            same = patches.load_series(_read_json(path / SERIES), str(path / SERIES)).digest() == release.series.digest()
+            same = (
+                patches.load_series(_read_json(path / SERIES), str(path / SERIES)).digest() == release.series.digest()
+            )
         except PatchError:
             same = False
         if not same:

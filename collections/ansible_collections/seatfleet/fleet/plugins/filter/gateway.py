@@ -53,6 +53,16 @@ def gateway_seats(
     ]
 
 
+def gateway_name_notes(
+    seats: Mapping[str, Any],
+    host: str,
+    served: Mapping[str, list[str]],
+    presets: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return a sentence for each alias whose running seat does not know its name yet."""
+    return gateway_state.name_notes(_load(seats, host, presets), served)
+
+
 def gateway_sampling_notes(
     seats: Mapping[str, Any],
     host: str,
@@ -76,6 +86,7 @@ class FilterModule:
         return {
             "gateway_aliases": gateway_aliases,
             "gateway_grants": gateway_grants,
+            "gateway_name_notes": gateway_name_notes,
             "gateway_sampling_notes": gateway_sampling_notes,
             "gateway_seats": gateway_seats,
             "gateway_version_problem": gateway_versions.version_problem,

@@ -6,6 +6,8 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -26,6 +28,29 @@ class Service:
         _, out, _ = self.module.run_command(["systemctl", "show", self.unit, "--property=ActiveState,NRestarts"])
         fields = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
         return fields.get("ActiveState", "unknown"), fields.get("NRestarts", "0")
+
+    def enabled(self) -> bool:
+        """Tell whether the unit starts with the host."""
+        return bool(self.module.run_command(["systemctl", "is-enabled", "--quiet", self.unit])[0] == 0)
+
+    def enable(self) -> str | None:
+        """Let the unit start with the host; return why that failed."""
+        code, _, err = self.module.run_command(["systemctl", "enable", "--quiet", self.unit])
+        return None if code == 0 else f"systemctl enable ended with {code}: {err.strip()}"
+
+    def outdated(self, files: Iterable[str | Path]) -> list[str]:
+        """Return why the running process is not what the files say: it is none, or older than one of them.
+
+        A link counts with its own time. Whole seconds: a file written in the second of the start counts as read.
+        """
+        command = ["systemctl", "show", self.unit, "--property=ExecMainStartTimestamp", "--timestamp=unix"]
+        _, out, _ = self.module.run_command(command)
+        start = out.strip().partition("=@")[2]
+        if self.state()[0] not in ("active", "activating") or not start.isdigit():
+            return [f"{self.unit} does not run"]
+        paths = [Path(file) for file in files]
+        newer = [path for path in paths if path.is_symlink() or path.exists()]
+        return [f"{path} is newer than the process" for path in newer if int(path.lstat().st_mtime) > int(start)]
 
     def answer(self) -> str:
         """Return ``ready``, or what the proxy says instead; its status is 200 without the database too."""

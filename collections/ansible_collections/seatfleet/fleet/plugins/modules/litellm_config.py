@@ -115,9 +115,8 @@ def write(path: Path, text: str, mode: int | None = None) -> None:
     part.replace(path)
 
 
-def apply(module: AnsibleModule, files: dict[Path, tuple[str, str, int | None]]) -> None:
+def apply(module: AnsibleModule, service: Service, files: dict[Path, tuple[str, str, int | None]]) -> None:
     """Write the files and restart the proxy; on failure put the old ones back, restart and fail."""
-    service = Service(module, module.params["unit"], module.params["port"])
     for path, (_, new, mode) in files.items():
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write(path, new, mode)
@@ -165,14 +164,17 @@ def main() -> None:
         files: dict[Path, tuple[str, str, int | None]] = {
             file: (read(file), text, mode) for file, (text, mode) in new.items() if read(file) != text
         }
-        if files and not module.check_mode:
-            apply(module, files)
+        service = Service(module, params["unit"], params["port"])
+        # Files that an earlier run wrote before it was cut off count as well.
+        restart = bool(files) or bool(service.outdated(new))
+        if restart and not module.check_mode:
+            apply(module, service, files)
     before, after = dict(edited.before), dict(edited.after)
     if env in files:
         before["API keys of the seats"], after["API keys of the seats"] = "(as before)", "(changed)"
     result: dict[str, Any] = {
-        "changed": bool(files),
-        "restarted": bool(files) and not module.check_mode,
+        "changed": restart,
+        "restarted": restart and not module.check_mode,
         "dropped": list(edited.dropped),
         "diff": {"before": diff_text(before), "after": diff_text(after)},
     }

@@ -6,7 +6,7 @@ short_description: PostgreSQL role, database and schema of a LiteLLM proxy
 description:
   - Makes the role and the database when they are absent, and applies the migrations that the database has not seen, in
     one run of C(psql).
-  - A database that already has a schema is dumped before it is migrated.
+  - A database that already has a schema is dumped before it is migrated, and before another release uses it.
   - Talks to the local PostgreSQL as its superuser C(postgres), through the socket; there is no password. The role has
     the name of the system user that runs the proxy, so PostgreSQL's peer authentication lets exactly that user in.
 options:
@@ -26,6 +26,10 @@ options:
     description: Directory, writable by C(postgres), for dumps made before a migration.
     type: path
     required: true
+  dump:
+    description: Dump it also when nothing is to be migrated, because another release of the proxy is about to use it.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -134,6 +138,7 @@ def main() -> None:
             "owner": {"type": "str", "required": True},
             "migrations": {"type": "path", "required": True},
             "dump_dir": {"type": "path", "required": True},
+            "dump": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -155,12 +160,13 @@ def main() -> None:
             " finished: look at its effect, then set finished_at or rolled_back_at in _prisma_migrations"
         )
     names = pending(files, ledger)
+    dumping = bool(ledger) and (bool(names) or params["dump"])
     dump = None
     if not module.check_mode:
         if not present:
             database.create(role)
-        if names and ledger:
-            dump = database.dump(params["dump_dir"], names[-1].split("_", 1)[0])
+        if dumping:
+            dump = database.dump(params["dump_dir"], (names or sorted(ledger))[-1].split("_", 1)[0])
         if names:
             migrations = [Migration(name, files[name].read_text(encoding="utf-8")) for name in names]
             database.run(
@@ -168,9 +174,12 @@ def main() -> None:
                 data=script(migrations, params["owner"]),
             )  # fmt: skip
     before = "".join(f"{line}\n" for line in ledger)
-    after = before + "".join(f"{name}\n" for name in names)
+    after = before + "".join(f"{name}\n" for name in names) + "a dump\n" * dumping
     module.exit_json(
-        changed=bool(names) or not present, applied=names, dump=dump, diff={"before": before, "after": after}
+        changed=bool(names) or dumping or not present,
+        applied=names,
+        dump=dump,
+        diff={"before": before, "after": after},
     )
 
 
