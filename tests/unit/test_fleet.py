@@ -143,6 +143,9 @@ class Files:
         distribution, _, version = name.partition("-")
         return Series(distribution, version, PATCHES if version == "0.23.0" else ())
 
+    def content(self, path: str) -> bytes | None:
+        return b"{}" if self.exists(path) else None
+
     def environment_names(self, path: str) -> frozenset[str] | None:
         return frozenset({"VLLM_LOGGING_LEVEL"}) if self.exists(path) else None
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .catalogue import HARDWARE, MODEL, RELEASE, Entry, missing_patches, read_entry, version_key
 from .kinds import INVALID, Path, did_you_mean, is_placeholder, is_template, show
 from .patches import Series, select
+from .pins import POLICIES, doubts, reference
 from .planner import check_fit
 from .problems import Problem, ProblemsError
 from .schema import Presets, Read, read_seat, seat_problems
@@ -59,6 +60,7 @@ FLEET_VARIABLES = (
     "releases",
     "models",
     "fleet_hardware",
+    "fleet_pin_policy",
     "fleet_stub_port",
     "gateway_key_names",
     "gateway_control_key",
@@ -122,6 +124,9 @@ class ProjectFiles(Protocol):
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         """Return the names in an environment list, None when there is no such file."""
+
+    def content(self, path: str) -> bytes | None:
+        """Return what is in a file, None when there is no such file."""
 
 
 @dataclass(frozen=True, order=True)
@@ -271,6 +276,7 @@ def check_fleet(
             _check_references(item, catalogue, hardware, files, report)
             _check_keys(item, hosts[host], report)
             _check_fit(item, hosts[host], files, planner, report)
+            _check_pin(item, hosts[host], files, report)
         _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
@@ -602,6 +608,25 @@ def _check_fit(
         report.skip(item.unchecked(what, f"the KV fit: {fit.unknown}"), [item.host])
     elif fit.summary:
         report.fits[item.host, item.name] = fit.summary
+
+
+def _check_pin(item: _Item, variables: Mapping[str, Any], files: ProjectFiles | None, report: Report) -> None:
+    """Say of a KV pin that it rests on no measurement of this seat; whether that stops a deploy is a policy."""
+    policy, hardware = variables.get("fleet_pin_policy", "report"), variables.get("fleet_hardware")
+    if policy not in POLICIES:
+        where = item.locate(item.host, ("fleet_pin_policy",))
+        report.add(
+            Problem(where, f"host {item.host}", "fleet_pin_policy", " or ".join(POLICIES), show(policy)), [item.host]
+        )
+    seat = item.read.seat
+    if seat is None or files is None or not (isinstance(hardware, Mapping) and hardware.get("gpus")):
+        return
+    releases = variables.get("releases")
+    release = releases.get(seat.release) if isinstance(releases, Mapping) else None
+    version = release.get("version") if isinstance(release, Mapping) else None
+    name = reference(seat)
+    for why in doubts(seat, version, files.content(name) if name else None):
+        report.skip(item.unchecked(("kv_cache_memory",), why, blocks=policy == "refuse"), [item.host])
 
 
 def _with_config(model: object, files: ProjectFiles | None) -> Mapping[str, Any]:

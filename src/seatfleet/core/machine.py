@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import flags, gpus
-from .paths import EVIDENCE, SERVICE_USER, TOOLBOX
+from . import flags, gpus, guard
+from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 from .render import Generation
@@ -70,7 +70,11 @@ class LocalMachine:
             _systemctl("kill", "--signal=SIGKILL", unit)
 
     def start(self, unit: str) -> None:
-        """Start a unit; RolloutError when its command could not be executed."""
+        """Start a unit; RolloutError when its command could not be executed.
+
+        Whoever starts a seat that the memory guard killed has changed it, or has asked for it.
+        """
+        guard.marker(unit.removeprefix(UNIT_PREFIX).removesuffix(".service")).unlink(missing_ok=True)
         _systemctl("start", unit, timeout_s=_COMMAND_TIMEOUT_S * 5)
 
     def install(self, unit: str) -> None:
@@ -120,7 +124,7 @@ class LocalMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return what a start would need and the host does not have, in words."""
-        found = []
+        found = [stopped] if (stopped := guard.obstacle(manifest)) else []
         release = Path(manifest["release_path"])
         if not (release / "release.json").is_file():
             found.append(f"release {manifest['release_id']} is not installed ({release}/release.json is missing)")

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from . import generations
+from .guard import read_marker
 from .metrics import MetricsError, parse
 from .paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
+from .pins import host_doubts
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE
 from .rollout import Machine
@@ -163,7 +165,7 @@ def seat_status(
         kv_cache_tokens=evidence.get("kv_cache_tokens"),
         proven=proven,
         refused=sum(1 for cell in own if cell.get("ok") and cell.get("expected") == "deny"),
-        notes=(*_notes(paths, seen, unit, managed), *drifted),
+        notes=(*_notes(paths, seen, unit, managed, manifest), *drifted),
         looked=around.now,
         started=around.started,
         changed=paths.current.lstat().st_mtime if current else None,
@@ -215,7 +217,16 @@ def _drifted(paths: SeatPaths, unit: UnitState, current: str | None, running: st
         yield f"{paths.unit.name} is not the unit of generation {current}: run site.yml"
 
 
-def _notes(paths: SeatPaths, seen: SeatState, unit: UnitState, managed: bool) -> Iterable[str]:
+def _notes(
+    paths: SeatPaths, seen: SeatState, unit: UnitState, managed: bool, manifest: Mapping[str, Any] | None
+) -> Iterable[str]:
+    if manifest is not None:
+        yield from host_doubts(manifest, paths.root)
+    if mark := read_marker(paths.seat, paths.root):
+        yield (
+            f"the memory guard killed it at {mark.get('at', '?')}: {mark.get('why', '?')}; give it less memory and run "
+            f"site.yml, or: seatctl guard clear {paths.seat}"
+        )
     if not managed:
         yield "not in the inventory: playbooks/remove.yml removes it, or bring its entry back"
     if unit.running and unit.restarts:
