@@ -39,6 +39,14 @@ setup: $(VENV)/.done ## Tooling for the controller, from hash-locked requirement
 system: ## Debian packages that the lab needs (root)
 	@lab/system-packages
 
+.PHONY: tools
+tools: ## promtool and amtool for the tests of alerts, into the cache
+	@tests/tools/prepare
+
+.PHONY: browser
+browser:
+	@lab/system-packages chromium
+
 .PHONY: prepare
 prepare: $(VENV)/.done system ## Base system, wheelhouses, gateway bundle and models, in parallel, into the cache
 	@$(MAKE) --no-print-directory -j4 --output-sync=line prepare-base prepare-release prepare-gateway prepare-models
@@ -84,7 +92,7 @@ syntax: $(VENV)/.done ## ansible-playbook --syntax-check on every playbook and b
 types: $(VENV)/.done ## mypy --strict
 	$(BIN)/mypy
 
-unit: $(VENV)/.done ## Unit tests
+unit: $(VENV)/.done tools ## Unit tests
 	$(BIN)/pytest tests/unit
 
 py313: ## Unit tests and syntax check on Python 3.13 and ansible-core 2.21, where that Python exists
@@ -99,11 +107,13 @@ docs-check: $(VENV)/.done ## Generated documents are up to date
 
 test-fast: lint types syntax docs-check unit ## Everything without lab hosts (under 3 minutes)
 
-test: prepare prepare-trees test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
+test: prepare prepare-trees browser test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
 	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
 
 nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
-	SEATFLEET_NIGHTLY=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
+	SEATFLEET_NIGHTLY=1 SEATFLEET_KEEP_LAB=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
+	$(BIN)/python tests/integration/faults.py
+	SEATFLEET_LAB=$(CURDIR)/.lab-test lab/lab destroy --all
 
 docs: $(VENV)/.done ## Write the generated documents
 	$(BIN)/python docs/generate.py

@@ -55,7 +55,6 @@ def drift(lab: Lab, tmp_path: Path) -> list[dict[str, str]]:
     assert file.exists(), run.output
     rows: list[dict[str, str]] = json.loads(file.read_text())
     assert (run.code != 0) == bool(rows), run.output
-    assert run.changed == {HOST: 0}, run.output
     checked = lab.site("--check", "-l", HOST, check=False)
     assert bool(checked.changed[HOST] or checked.failed) == bool(rows), f"{rows}\n{checked.output}"
     return rows

@@ -1,4 +1,4 @@
-"""Four cells of the fault table, one per fault; `make nightly` runs all of it. After the chain: the host is converged."""
+"""Four cells of the fault table, one per fault, on the host that the chain left; `make nightly` runs all of it."""
 
 from __future__ import annotations
 

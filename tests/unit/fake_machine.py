@@ -6,7 +6,7 @@ Anything a rollout must not do raises; what it does is written down in ``calls``
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ class FakeMachine:
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     refusal: str | None = None  # of the release, for any flags
+    # In use on the seat's cards, and held by it: what each look sees, the last for ever.
+    memory: list[tuple[int, int]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # whose flags were
     calls: list[str] = field(default_factory=list)
     clock: float = 0.0
@@ -146,6 +148,11 @@ class FakeMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         return self.lacking
+
+    def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
+        if not cards or not self.memory:
+            return None
+        return self.memory.pop(0) if len(self.memory) > 1 else self.memory[0]
 
     def refused_flags(self, generation: Generation) -> str | None:
         self.asked.append(generation.name)

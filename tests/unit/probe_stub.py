@@ -65,7 +65,7 @@ def words(body: dict[str, Any]) -> Answer:
 class StubSeat:
     """The server. Attributes are read at each request, so a test may change them while it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.key = KEY
         self.names = ["tiny"]
         self.max_model_len = 2048
@@ -117,7 +117,7 @@ class StubSeat:
             def do_POST(self) -> None:
                 stub.post(self)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that gave up are the point
         self.port = self.server.server_address[1]
@@ -428,5 +428,6 @@ def manifest_for(stub: StubSeat, **changes: Any) -> Manifest:
         canary="off",
         model_path=Path(__file__).parent / "data" / "models" / "tiny-oracle-qwen3next",
         drafter_path=None,
+        sampling={"temperature": 1.0, "top_p": 0.95},
     )
     return replace(manifest, **changes)

@@ -12,7 +12,7 @@ from fake_machine import BAD, DIES, FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 from test_rollout import KEYS, SEAT, deploy, machine  # noqa: F401 - a fixture
 
-from seatfleet.core import adoption
+from seatfleet.core import predecessor
 from seatfleet.core.adoption import Running, as_seat, compare, from_compose, options
 from seatfleet.core.render import render
 from seatfleet.core.rollout import RolloutError, roll_out
@@ -182,7 +182,7 @@ def test_what_served_before_comes_back(machine: FakeMachine, behaviour: str, bro
 
 def test_what_a_seat_took_over_is_remembered(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="took over no other service"):
-        adoption.remembered("s", None, tmp_path)  # type: ignore[arg-type]
-    for old in (adoption.OldUnit("old.service", 1, None), adoption.OldCompose("/f.yml", "vllm", 1, None)):  # type: ignore[arg-type]
-        adoption.remember("s", old, tmp_path)
-        assert adoption.remembered("s", None, tmp_path) == old  # type: ignore[arg-type]
+        predecessor.remembered("s", None, tmp_path)  # type: ignore[arg-type]
+    for old in (predecessor.OldUnit("old.service", 1, None), predecessor.OldCompose("/f.yml", "vllm", 1, None)):  # type: ignore[arg-type]
+        predecessor.remember("s", old, tmp_path)
+        assert predecessor.remembered("s", None, tmp_path) == old  # type: ignore[arg-type]

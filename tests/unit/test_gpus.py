@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-from seatfleet.core.gpus import QUERY, Gpu, parse_query
+from seatfleet.core.gpus import QUERY, Gpu, memory_held, parse_query
 from seatfleet.core.units import MIB
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -99,3 +99,21 @@ def test_facts(
     else:
         assert len(result["ansible_facts"]["seatfleet_gpus"]) == found
         assert bool(result.get("warnings")) is (found < expected)
+
+
+USED = "GPU-a, 90000\nGPU-b, 500\n"
+HOLDERS = "17, GPU-a, 70000\n18, GPU-a, 19000\n17, GPU-b, 400\n"
+
+
+@pytest.mark.parametrize(
+    ("used", "holders", "pids", "held"),
+    [
+        (USED, HOLDERS, {17}, (90000 * MIB, 70000 * MIB)),
+        (USED, HOLDERS, {17, 18}, (90000 * MIB, 89000 * MIB)),
+        (USED, "", (), (90000 * MIB, 0)),
+        ("GPU-a, [N/A]\n", "17, GPU-a, [N/A]\n", {17}, None),
+        ("", "", {17}, None),
+    ],
+)
+def test_memory_that_processes_hold(used: str, holders: str, pids: set[int], held: tuple[int, int] | None) -> None:
+    assert memory_held(used, holders, {"GPU-a"}, pids) == held

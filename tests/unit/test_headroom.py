@@ -302,7 +302,7 @@ def test_the_command_asks_for_boots_until_it_can_propose(tmp_path: Path, capsys:
     codes = []
     while not codes or codes[-1] == 3:
         evidence.write_text(json.dumps(content))
-        codes.append(main(["headroom", str(evidence)]))
+        codes.append(main(["headroom", "judge", str(evidence)]))
         answer = json.loads(capsys.readouterr().out)
         if codes[-1] == 3:
             content["trials"].append(asdict(card.boot(answer["next_pin"])[0]))
@@ -315,4 +315,4 @@ def test_the_command_asks_for_boots_until_it_can_propose(tmp_path: Path, capsys:
 def test_evidence_that_is_none(tmp_path: Path, content: str) -> None:
     evidence = tmp_path / "evidence.json"
     evidence.write_text(content)
-    assert main(["headroom", str(evidence)]) == 2
+    assert main(["headroom", "judge", str(evidence)]) == 2

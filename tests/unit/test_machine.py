@@ -105,6 +105,8 @@ def test_everything_missing_is_told_at_once(
     machine: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = {
+        "seat": "s",
+        "generation": "0",
         "release_id": "0.32.0-x",
         "release_path": str(tmp_path / "release"),
         "model_id": "m",
@@ -158,5 +160,12 @@ def test_patched_files_are_verified_before_the_stop(
     release = tmp_path / "release"
     release.mkdir()
     (release / "release.json").touch()
-    manifest = {"release_id": "x", "release_path": str(release), "model_id": "m", "model_path": str(tmp_path)}
+    manifest = {
+        "seat": "s",
+        "generation": "0",
+        "release_id": "x",
+        "release_path": str(release),
+        "model_id": "m",
+        "model_path": str(tmp_path),
+    }
     assert machine.missing(manifest) == missing

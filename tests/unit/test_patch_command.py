@@ -223,14 +223,23 @@ def test_the_oracle_examines_every_scenario_that_a_method_has(monkeypatch, capsy
     def examine(scenario, method, cases, seed):
         seen.append((scenario, method))
         assert cases == kv_oracle.CASES
-        return {"ok": scenario != "block16"}
+        report = {"scenario": scenario, "method": method, "ok": scenario != "block16", "boots": method == "dflash"}
+        counts = {"hits": 100, "poisoned": 45, "wrong_blocks": 2, "wrong_steps": 1, "stalled": 0}
+        return {**report, **counts, "error": "AssertionError: no", "examples": ["turn: hit claims 4480 tokens"]}
 
     monkeypatch.setattr(kv_oracle, "examine", examine)
     monkeypatch.setattr(kv_oracle, "measured_again", lambda: kv_oracle.MEASURED)
     monkeypatch.setattr(kv_oracle.importlib, "import_module", lambda name: None)
     assert kv_oracle.main(arguments) == 1, "one red scenario is enough"
     assert seen == examined
-    assert json.loads(capsys.readouterr().out)["ok"] is False
+    output = capsys.readouterr()
+    assert json.loads(output.out)["ok"] is False
+    assert output.err.count("\n") == 1, "one sentence per red scenario, none for green ones"
+    if examined[-1] == ("block16", "mtp"):
+        assert "method mtp, scenario block16: the engine would not start: AssertionError: no" in output.err
+    else:
+        assert "block16: 100 prefix hits, 45 with a wrong state, 2 with wrong attention" in output.err
+        assert "for example turn: hit claims 4480 tokens" in output.err
 
 
 COVERAGES = [

@@ -227,7 +227,7 @@ WRITES += ((patches.shutil, "rmtree"),)
 
 
 def kill_at(site, number, action, calls):
-    """Run ``action`` in a child that dies (SIGKILL) just before its ``number``-th of ``calls``; return whether it did."""
+    """Run ``action`` in a child that is killed just before its ``number``-th of ``calls``; return whether it was."""
     child = os.fork()
     if child == 0:
         count = 0
@@ -365,6 +365,15 @@ def test_series_survives_json():
     again = patches.load_series(json.loads(json.dumps(SERIES.to_mapping())))
     assert again == SERIES
     assert again.digest() == SERIES.digest() != patches.select(SERIES).digest()
+
+
+def test_what_a_host_keeps_has_only_fields_that_every_toolbox_knows():
+    documented = patches.load_series({**MAPPING, "patches": [{**PAD, "changes": "c", "red_without": "r"}, SPLIT]})
+    carried = documented.to_mapping(documentation=False)
+    known = {"name", "file", "sha256", "files", "why", "upstream", "seats", "tested", "needs", "conflicts"}
+    assert set(carried["patches"][0]) == {*known, "superseded_by", "default", "required_when"}
+    assert patches.load_series(carried).digest() == SERIES.digest()
+    assert documented.to_mapping()["patches"][0]["red_without"] == "r"
 
 
 def test_missing_for_names_what_a_seat_cannot_do_without():

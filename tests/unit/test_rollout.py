@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
-from seat_examples import CPU, RELEASE, TINY, seat
+from seat_examples import CPU, RELEASE, RTX, TINY, seat
 
 from seatfleet.core import generations
 from seatfleet.core.decision import Action
@@ -18,6 +18,7 @@ from seatfleet.core.render import Generation, render
 from seatfleet.core.rollout import Outcome, foresee, roll_out, summary_line
 from seatfleet.core.sockets import Owner
 from seatfleet.core.staging import stage_host, unmanaged
+from seatfleet.core.units import GIB
 
 SEAT = "lab-oracle"
 KEYS = {SEAT: "sk-seat-1"}
@@ -262,6 +263,28 @@ def test_a_process_that_cannot_be_killed_stops_the_rollout(machine: FakeMachine)
     assert outcome.failure.startswith("the seat does not stop: processes 211 of the seat do not end")
     assert "start" not in " ".join(machine.calls)
     assert links(machine) == (OLD.name, None)
+
+
+@pytest.mark.parametrize(
+    ("looks", "waited_s", "failure"),
+    [
+        ([(90, 70), (20, 0)], 0, None),
+        ([(90, 70), (90, 0), (60, 0), (20, 0)], 2, None),
+        ([(90, 0), (90, 0)], 0, None),  # held by nobody of the seat: nothing to wait for
+        ([(90, 70), (60, 0)], 300, "the seat is gone, and 60.00 GiB are still in use on GPU-0"),
+    ],
+)
+def test_a_start_waits_for_the_memory_of_the_stopped_seat(
+    machine: FakeMachine, looks: list[tuple[int, int]], waited_s: float, failure: str | None
+) -> None:
+    on_card = [render(seat(SEAT, gpus=[0], kv_cache_memory=size), RELEASE, TINY, RTX) for size in ("64MiB", "128MiB")]
+    deploy(machine, on_card[0])
+    machine.clock, machine.memory = 0.0, [(used * GIB, held * GIB) for used, held in looks]
+    outcome = deploy(machine, on_card[1])
+    assert machine.clock == waited_s
+    assert str(outcome.failure).startswith(str(failure))
+    # the process is gone, so what served is tried again
+    assert machine.calls[-1] == f"probe {on_card[failure is None].name}"
 
 
 def altered(process: Process, **environment: str) -> Process:

@@ -6,6 +6,7 @@ difference is only a warning, because verification may legally break near-ties o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,19 @@ class Answers:
         return {"problems": list(self.problems), "warnings": list(self.warnings)}
 
 
-def check_answers(manifest: Manifest, client: SeatClient, host: Host, evidence: Path) -> Answers:
+def check_answers(
+    manifest: Manifest,
+    client: SeatClient,
+    host: Host,
+    evidence: Path,
+    checks: Sequence[Callable[[Session], None]] = (check_canary, check_canary_deep),
+) -> Answers:
     """Ask the seat about 300 tokens' worth of questions; ``evidence`` keeps the golden of this arm."""
     evidence.mkdir(parents=True, exist_ok=True)
     report = Report(manifest.seat, manifest.host, "canary", "", manifest.release_id, manifest.generation)
     session = Session(manifest, client, host, Options(ready_timeout_s=0.0, evidence=evidence), report)
     try:
-        for check in (check_canary, check_canary_deep):
+        for check in checks:
             check(session)
     except (Stop, SeatError) as error:
         return Answers((str(error),), tuple(report.warnings))

@@ -1,4 +1,4 @@
-"""Evidence of probes on the host: one JSON file per run, written atomically, the newest ones kept."""
+"""Evidence of probes on the host: one JSON file per run, written atomically, the newest of each level kept."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def keep(directory: Path, result: Mapping[str, object]) -> Path:
-    """Store a report as ``<time>-<level>.json``, drop the oldest beyond :data:`KEPT`, and return the file."""
+    """Store a report as ``<time>-<level>.json``, drop the oldest of its level beyond :data:`KEPT`, and return the file.
+
+    Of its level: the timed probes of one night would push out every acceptance that was ever measured.
+    """
     stamp = str(result["started_utc"]).replace(":", "").replace("-", "")
     path = directory / f"{stamp}-{result['level']}.json"
     write_atomic(path, json.dumps(result, indent=2) + "\n")
-    for old in sorted(directory.glob("[0-9]*T[0-9]*Z-*.json"))[:-KEPT]:
+    for old in sorted(directory.glob(f"[0-9]*T[0-9]*Z-{result['level']}.json"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

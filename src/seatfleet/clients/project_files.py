@@ -80,6 +80,11 @@ class ProjectFiles:
             self._names[path] = None if text is None else frozenset(name for name in names if name)
         return self._names[path]
 
+    def content(self, path: str) -> bytes | None:
+        """Return what is in a file, None when there is no such file."""
+        file = self._root / path
+        return file.read_bytes() if file.is_file() else None
+
     def _read_json(self, path: str) -> Mapping[str, Any] | None:
         if path not in self._json:
             file = self._root / path

@@ -1,33 +1,24 @@
-"""Adopting what already serves on a port: the seat that equals it, and the old service as the way back.
+"""Adopting what already serves on a port: its command line and environment as a seat, and a rendered seat compared.
 
-The first half is pure: a command line and an environment become the entry of a seat, and a rendered seat is compared
-with them. The second half is the old service, which a rollout stops in its own window and brings back when it fails.
+The service itself, as what a seat replaces and as the way back, is in :mod:`seatfleet.core.predecessor`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .decision import Wanted
-from .files import pretty_json, write_atomic
-from .machine import LocalMachine
-from .paths import SeatPaths
 from .processes import read_process
-from .render import Generation
-from .rollout import Rollout, RolloutError
+from .rollout import RolloutError
 from .schema import OWNED_ENV
-from .sockets import PROC, Owner, listeners
+from .sockets import PROC, listeners
 from .units import MIB, format_size
 
-RECORDS = "/var/lib/seatfleet/adopted"
 FILL_IN = "<fill in: {}>"
 # What a variable must start with to matter to vLLM; the rest of an environment is the login's or the image's.
 _PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "TORCH", "FLASHINFER_", "TRITON_", "GLOO_")
@@ -74,8 +65,6 @@ _OTHERS = frozenset(
 # Compared by what they mean, or not the process's affair: keys are per seat, weights may lie elsewhere.
 _NOT_COMPARED = frozenset({"api-key", "config", "served-model-name", "model", "revision"})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
-_COME_BACK_S = 3600
-_POLL_S = 1.0
 
 
 # --- what runs -------------------------------------------------------------------------------------------------------
@@ -251,146 +240,6 @@ def compare(running: Running, manifest: Mapping[str, Any]) -> tuple[list[str], l
     return differs, added
 
 
-# --- the old service -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OldUnit:
-    """A systemd service whose port a seat takes over. ``back_s`` bounds how long it may take to come back."""
-
-    name: str
-    port: int
-    machine: LocalMachine = field(repr=False)
-    stop_s: float = 300
-    back_s: float = _COME_BACK_S
-
-    def owns(self, owner: Owner) -> bool:
-        """Return whether a process is one of its."""
-        return Path(owner.cgroup).name == self.name or f"/{self.name}/" in owner.cgroup
-
-    def stop(self) -> None:
-        """Stop it and do not start it at boot."""
-        self.machine.disable(self.name)
-        self.machine.stop(self.name, self.stop_s)
-        if any(map(self.owns, listeners(self.port))):
-            self.machine.kill(self.name)
-
-    def come_back(self) -> float:
-        """Start it, also at boot, and wait until it answers; return the seconds that took.
-
-        Raises:
-            RolloutError: it does not come up.
-        """
-        self.machine.install(self.name)
-        self.machine.start(self.name)
-        return _wait(self.machine, self.port, self.back_s, self.name)
-
-
-@dataclass(frozen=True)
-class OldCompose:
-    """A compose service whose port a seat takes over; its container and volumes stay."""
-
-    file: str
-    name: str
-    port: int
-    machine: LocalMachine = field(repr=False)
-    back_s: float = _COME_BACK_S
-
-    def owns(self, owner: Owner) -> bool:
-        """Return whether a process publishes ports for containers."""
-        return owner.command == "docker-proxy"
-
-    def stop(self) -> None:
-        """Stop it; ``restart: always`` would start it with the daemon, so that is taken from the container."""
-        for container in self._compose("ps", "--all", "--quiet", self.name).split():
-            _command("docker", "update", "--restart=no", container)
-        self._compose("stop", self.name)
-
-    def come_back(self) -> float:
-        """Create it as its file says, its restart policy included, and wait until it answers."""
-        self._compose("up", "--detach", "--force-recreate", self.name)
-        return _wait(self.machine, self.port, self.back_s, self.name)
-
-    def _compose(self, *arguments: str) -> str:
-        return _command("docker", "compose", "--file", self.file, *arguments)
-
-
-def compose_config(file: str) -> str:
-    """Return a compose file as docker reads it, with its variables filled in, as JSON."""
-    return _command("docker", "compose", "--file", file, "config", "--format", "json")
-
-
-def remember(seat: str, old: OldUnit | OldCompose, root: Path = Path("/")) -> None:
-    """Write down what a seat took over, before anything stops."""
-    path = root / RECORDS.lstrip("/") / f"{seat}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = old.file if isinstance(old, OldCompose) else None
-    write_atomic(path, pretty_json({"service": old.name, "port": old.port, "compose_file": file}))
-
-
-def remembered(seat: str, machine: LocalMachine, root: Path = Path("/")) -> OldUnit | OldCompose:
-    """Return what a seat took over.
-
-    Raises:
-        RolloutError: it took over nothing.
-    """
-    try:
-        record = json.loads((root / RECORDS.lstrip("/") / f"{seat}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RolloutError(f"seat {seat} took over no other service: {error}") from error
-    return old_service(machine, record["service"], record["port"], record["compose_file"])
-
-
-def old_service(machine: LocalMachine, name: str, port: int, compose_file: str | None) -> OldUnit | OldCompose:
-    """Return the handle of an old service."""
-    return OldCompose(compose_file, name, port, machine) if compose_file else OldUnit(name, port, machine)
-
-
-def give_back(machine: LocalMachine, generation: Generation, old: OldUnit | OldCompose) -> float:
-    """Drain and stop the seat, and bring back what it took over; return the seconds that took.
-
-    Raises:
-        RolloutError: the seat does not stop, or the old service does not come up.
-    """
-    unit_text = generation.files[str(generation.manifest["unit"])]
-    wanted = Wanted(generation.name, generation.manifest, unit_text)
-    machine.disable(wanted.unit)
-    Rollout(machine, SeatPaths(generation.seat), wanted).take_down()
-    return old.come_back()
-
-
-def _wait(machine: LocalMachine, port: int, limit_s: float, name: str) -> float:
-    begin = machine.monotonic()
-    while not _answers(port):
-        waited = machine.monotonic() - begin
-        if waited > limit_s:
-            raise RolloutError(f"{name} does not answer on port {port} within {limit_s:.0f} s")
-        machine.sleep(_POLL_S)
-    return machine.monotonic() - begin
-
-
-def _answers(port: int) -> bool:
-    """Return whether a server lists its models, or says that it wants a key for that."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}/v1/models", timeout=10) as answer:
-            return bool(answer.status == 200)
-    except urllib.error.HTTPError as error:
-        return error.code in {401, 403}
-    except OSError:
-        return False
-
-
-def _command(*argv: str) -> str:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RolloutError(f"{' '.join(argv)}: {error}") from error
-    if done.returncode:
-        raise RolloutError(f"{' '.join(argv)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
-    return done.stdout
-
-
 # --- details ---------------------------------------------------------------------------------------------------------
 
 
@@ -534,13 +383,14 @@ def _shown(value: object) -> str:
     return "nothing" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _words(value: object) -> Iterable[str]:
-    return value.split() if isinstance(value, str) else [str(word) for word in value or []]  # type: ignore[attr-defined]
+def _words(value: str | Sequence[str] | None) -> list[str]:
+    return shlex.split(value) if isinstance(value, str) else [str(word) for word in value or ()]
 
 
 def _publishes(body: Mapping[str, Any], port: int) -> bool:
     if body.get("network_mode") == "host":
-        return options([*_words(body.get("entrypoint")), *_words(body.get("command"))]).get("port", 8000) == port
+        words = [*_words(body.get("entrypoint")), *_words(body.get("command"))]
+        return bool(options(words).get("port", 8000) == port)
     return any(str(published.get("published")) == str(port) for published in body.get("ports") or ())
 
 

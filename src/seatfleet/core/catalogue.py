@@ -96,6 +96,14 @@ NEED = Record(
     ),
 )
 
+TENSORS = Record(
+    "needed tensors",
+    (
+        Field("count", Integer(1, 1_000_000, "tensors"), "How many; null: at least one.", nullable=True),
+        Field("dtypes", Items(_WORD, "safetensors types"), "Of which types; empty: any.", default=()),
+    ),
+)
+
 FACTS = Record(
     "the facts of a model",
     (
@@ -104,6 +112,14 @@ FACTS = Record(
         Field("native_context", Integer(1, 10_000_000, "tokens"), "Longest context it was trained for.", nullable=True),
         Field(
             "mtp_layers", Integer(0, 16), "Draft heads in the checkpoint; 0 means method mtp cannot work.", default=0
+        ),
+        Field(
+            "tensors",
+            Table(
+                Text("a prefix of tensor names", r"[A-Za-z0-9_.]+"), TENSORS, "tensor prefixes to what must be there"
+            ),
+            "Tensors without which it serves and is wrong; the checkpoint is asked for them before it is published.",
+            default={},
         ),
         Field("engram_table", Size(), "Size of its n-gram (PLE) table, when it has one.", nullable=True),
         Field("min_vllm", _VERSION, "Oldest vLLM that serves it correctly.", nullable=True),

@@ -68,7 +68,7 @@ def command(seat: str, release: Path, folder: Path) -> list[str]:
         "PrivateTmp": "yes",
         "NoNewPrivileges": "yes",
         "RuntimeMaxSec": str(TIMEOUT_S),
-        "Nice": "10",
+        "Nice": "5",
         "UMask": "0077",
     }
     systemd = ["systemd-run", "--quiet", "--wait", "--pipe", "--collect"]

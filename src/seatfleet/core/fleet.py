@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .catalogue import HARDWARE, MODEL, RELEASE, Entry, missing_patches, read_entry, version_key
 from .kinds import INVALID, Path, did_you_mean, is_placeholder, is_template, show
 from .patches import Series, select
+from .pins import POLICIES, doubts, reference
 from .planner import check_fit
 from .problems import Problem, ProblemsError
 from .schema import Presets, Read, read_seat, seat_problems
@@ -48,17 +49,19 @@ LIBRARY_ENV = (
 )
 #: Names that patches of our own series read.
 PATCH_ENV_NAMES = ("INC_EXPECT_FP8_LAYERS", "LM_HEAD_INT8", "LM_HEAD_INT8_KEEP_BF16")
-LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "NO_PROXY", "PATH", "TZ")
+LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "MAX_JOBS", "NO_PROXY", "NVCC_THREADS", "PATH", "TZ")
 
 
 FLEET_VARIABLES = (
     "seats",
     "seat_defaults",
     "seat_class_defaults",
+    "seat_environment",
     "seat_profiles",
     "releases",
     "models",
     "fleet_hardware",
+    "fleet_pin_policy",
     "fleet_stub_port",
     "gateway_key_names",
     "gateway_control_key",
@@ -122,6 +125,9 @@ class ProjectFiles(Protocol):
 
     def environment_names(self, path: str) -> frozenset[str] | None:
         """Return the names in an environment list, None when there is no such file."""
+
+    def content(self, path: str) -> bytes | None:
+        """Return what is in a file, None when there is no such file."""
 
 
 @dataclass(frozen=True, order=True)
@@ -191,6 +197,7 @@ class _Item:
     name: str
     read: Read
     locate: Locate
+    class_environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -271,6 +278,7 @@ def check_fleet(
             _check_references(item, catalogue, hardware, files, report)
             _check_keys(item, hosts[host], report)
             _check_fit(item, hosts[host], files, planner, report)
+            _check_pin(item, hosts[host], files, report)
         _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
@@ -293,8 +301,15 @@ def _read_host(host: str, variables: Mapping[str, Any], locate: Locate, report: 
             report.add(Problem(locate(host, ("seats",)), f"host {host}", "seats", expected, show(seats)), [host])
         return
     presets = _presets(host, variables, locate, report)
+    shared = variables.get("seat_environment", {})
+    if not isinstance(shared, Mapping):
+        report.add(
+            Problem(locate(host, ("seat_environment",)), f"host {host}", "seat_environment", "a mapping", show(shared)),
+            [host],
+        )
+        shared = {}
     for name, written in seats.items():
-        item = _Item(host, str(name), read_seat(str(name), host, written, presets), locate)
+        item = _Item(host, str(name), read_seat(str(name), host, written, presets), locate, shared)
         for problem in seat_problems(item.name, host, item.read, lambda path: locate(host, path)):
             report.add(problem, [host])
         for path in item.read.findings.unknown_yet:
@@ -489,8 +504,11 @@ def _check_pair(
         missing = missing_patches(model, release, series, traits) if series is not None else []
     except ProblemsError:  # reported with the release itself
         return
-    for patch, why in missing:
-        add(("release",), f"a release with the patch {patch} ({why})", f"{release.name!r} without it")
+    if missing:
+        # One message: they are needed together, and a release with only some of them is refused as well.
+        names = ", ".join(patch for patch, _ in missing)
+        reasons = "; ".join(f"{patch}: {why.partition('. ')[0].rstrip('.')}" for patch, why in missing)
+        add(("release",), f"a release that has {names} ({reasons})", f"{release.name!r} without them")
 
 
 def _check_manifest(item: _Item, at: Path, model: Entry, files: ProjectFiles | None, report: Report) -> None:
@@ -534,15 +552,27 @@ def _check_environment(item: _Item, release: Entry, files: ProjectFiles | None, 
     known = files.environment_names(path) if files is not None and isinstance(path, str) else None
     for name in item.value("env") or {}:
         at = ("env", name)
-        if name.startswith("VLLM_"):
-            if known is None:
-                report.skip(item.unchecked(at, f"no list of the names that {release.name} knows"), [item.host])
-            elif name not in known:
-                expected = f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
-                report.add(item.problem(at, expected, show(name)), [item.host])
-        elif not name.startswith(LIBRARY_ENV) and name not in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
-            expected = "a VLLM_ name or one of a library under it (" + ", ".join(f"{p}*" for p in LIBRARY_ENV) + ")"
+        if name.startswith("VLLM_") and known is None:
+            report.skip(item.unchecked(at, f"no list of the names that {release.name} knows"), [item.host])
+        elif expected := _unknown_name(name, release, known or frozenset()):
             report.add(item.problem(at, expected, show(name)), [item.host])
+    for name in item.class_environment:
+        # What a release without a list knows is not known of the seats' own names either, and said there.
+        if (name.startswith("VLLM_") and known is None) or not (
+            expected := _unknown_name(name, release, known or frozenset())
+        ):
+            continue
+        where = item.locate(item.host, ("seat_environment", name))
+        report.add(Problem(where, f"host {item.host}", f"seat_environment.{name}", expected, show(name)), [item.host])
+
+
+def _unknown_name(name: str, release: Entry, known: frozenset[str]) -> str | None:
+    """Return what was expected instead of a name that nothing in a seat's process reads, None when something does."""
+    if name.startswith("VLLM_"):
+        return None if name in known else f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
+    if name.startswith(LIBRARY_ENV) or name in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
+        return None
+    return "a VLLM_ name or one of a library under it (" + ", ".join(f"{prefix}*" for prefix in LIBRARY_ENV) + ")"
 
 
 def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> None:
@@ -599,6 +629,25 @@ def _check_fit(
         report.skip(item.unchecked(what, f"the KV fit: {fit.unknown}"), [item.host])
     elif fit.summary:
         report.fits[item.host, item.name] = fit.summary
+
+
+def _check_pin(item: _Item, variables: Mapping[str, Any], files: ProjectFiles | None, report: Report) -> None:
+    """Say of a KV pin that it rests on no measurement of this seat; whether that stops a deploy is a policy."""
+    policy, hardware = variables.get("fleet_pin_policy", "report"), variables.get("fleet_hardware")
+    if policy not in POLICIES:
+        where = item.locate(item.host, ("fleet_pin_policy",))
+        report.add(
+            Problem(where, f"host {item.host}", "fleet_pin_policy", " or ".join(POLICIES), show(policy)), [item.host]
+        )
+    seat = item.read.seat
+    if seat is None or files is None or not (isinstance(hardware, Mapping) and hardware.get("gpus")):
+        return
+    releases = variables.get("releases")
+    release = releases.get(seat.release) if isinstance(releases, Mapping) else None
+    version = release.get("version") if isinstance(release, Mapping) else None
+    name = reference(seat)
+    for why in doubts(seat, version, files.content(name) if name else None):
+        report.skip(item.unchecked(("kv_cache_memory",), why, blocks=policy == "refuse"), [item.host])
 
 
 def _with_config(model: object, files: ProjectFiles | None) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from .units import MIB
@@ -80,6 +80,24 @@ def with_details(cards: list[Gpu], text: str) -> list[Gpu]:
     """Return the cards with what the answer to :data:`DETAILS` adds; a card that it does not name stays as it is."""
     details = {row[0]: row for row in _rows(text) if len(row) == len(_DETAIL_FIELDS)}
     return [_detailed(card, details[card.uuid]) if card.uuid in details else card for card in cards]
+
+
+USED = ("--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")
+HOLDERS = ("--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv,noheader,nounits")
+
+
+def memory_held(used: str, holders: str, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
+    """Return the bytes in use on cards, and those of them that given processes hold.
+
+    ``used`` and ``holders`` are the answers to :data:`USED` and :data:`HOLDERS`. None where the driver does not know:
+    unified memory.
+    """
+    sizes = [_mebibytes(row[1]) for row in _rows(used) if row[0] in cards]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) != len(sizes):
+        return None
+    ours = [row for row in _rows(holders) if len(row) == 3 and row[1] in cards and int(row[0]) in pids]
+    return sum(known), sum(_mebibytes(row[2]) or 0 for row in ours)
 
 
 def _rows(text: str) -> list[list[str]]:

@@ -11,12 +11,14 @@ and gives them back under pressure. What is *needed* is used memory less what th
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .units import GIB, MIB, format_gib
+from .files import canonical_json
+from .units import GIB, MIB, format_gib, format_size
 
 #: Boots before the one that confirms.
 MAX_BOOTS = 6
@@ -26,6 +28,8 @@ RESOLUTION = 3 * GIB // 8
 QUANTUM = GIB // 4
 #: Two boots of one configuration differ by less than this.
 BOOT_NOISE = 128 * MIB
+#: A prompt that is sized by the seat's tokenizer may be this many tokens shorter than wanted.
+DEPTH_TOLERANCE = 16
 #: A prediction is trusted to this.
 PREDICTION_ERROR = 64 * MIB
 
@@ -59,16 +63,25 @@ def allocator_warnings(lines: Iterable[str]) -> list[AllocatorWarning]:
     return sorted(set(found))
 
 
+#: What is tried at each pin, in this order: one prompt after the other up to full depth, one long prompt among short
+#: ones, as many prompts of full depth at once as the pool holds.
+RAMP, MIXED, FULL = "ramp", "mixed", "full"
+PHASES = (RAMP, MIXED, FULL)
+
+
 @dataclass(frozen=True)
 class Step:
-    """One prompt of the ramp; ``retries`` and ``ooms`` are increments of the allocator's counters since the last."""
+    """One load and what it took; ``retries`` and ``ooms`` are increments of the allocator's counters since the last."""
 
-    depth: int  # tokens
+    depth: int  # tokens of the longest prompt
     used_peak: int
     reserved_peak: int
     allocated_peak: int
     retries: int = 0
     ooms: int = 0
+    phase: str = RAMP
+    requests: int = 1
+    prefill_s: float | None = None
 
     @property
     def needed(self) -> int:
@@ -88,6 +101,14 @@ class Trial:
     restarts: int = 0
     preemptions: int = 0
     canary_ok: bool = True
+    failure: str | None = None  # why the boot ended early
+    phases: tuple[str, ...] = (RAMP,)  # what was to be tried
+    needles_lost: int = 0  # prompts whose code words were recalled when shorter, and not when longer
+
+    @property
+    def ramp(self) -> tuple[Step, ...]:
+        """The single prompts, which predictions are made from."""
+        return tuple(step for step in self.steps if step.phase == RAMP)
 
 
 def predict(steps: Sequence[Step], depth: int) -> int:
@@ -118,10 +139,27 @@ def refuse_step(steps: Sequence[Step], depth: int, total: int) -> str | None:
     return f"{depth:,} tokens are predicted to need {format_gib(needed)} of {format_gib(total)}"
 
 
+def refuse_phase(steps: Sequence[Step], phase: str, total: int) -> str | None:
+    """Return why several prompts at once must not be tried after the ramp, None when they may be.
+
+    What they add to one prompt cannot be predicted from single ones. There must be room for as much again as the last
+    step of the ramp added.
+    """
+    if not steps:
+        return f"{phase}: no single prompt was tried"
+    growth = max(0, steps[-1].needed - steps[-2].needed) if len(steps) > 1 else 0
+    needed = max(step.needed for step in steps) + growth
+    if needed + PREDICTION_ERROR <= total:
+        return None
+    return f"{phase}: as much again as the last step added would need {format_gib(needed)} of {format_gib(total)}"
+
+
 def unclean(trial: Trial) -> str | None:
     """Return what was not clean about a boot, None when it reached full depth without a retry."""
     if trial.restarts:
         return f"the seat restarted {trial.restarts} times"
+    if trial.failure:
+        return trial.failure
     if trial.warnings:
         return f"the allocator warned: {trial.warnings[0]}"
     for step in trial.steps:
@@ -131,18 +169,26 @@ def unclean(trial: Trial) -> str | None:
         return "the canary failed after the ramp"
     if trial.preemptions:
         return f"{trial.preemptions} requests were preempted"
-    reached = max((step.depth for step in trial.steps), default=0)
-    if reached < trial.full_depth:
+    if trial.needles_lost:
+        return f"the text of {trial.needles_lost} long prompts was not read: its code words were lost"
+    reached = max((step.depth for step in trial.ramp), default=0)
+    if reached < trial.full_depth - DEPTH_TOLERANCE:
         return f"stopped at {reached:,} of {trial.full_depth:,} tokens"
+    left = [phase for phase in trial.phases if phase not in {step.phase for step in trial.steps}]
+    if left:
+        return f"stopped before {' and '.join(left)}"
     return None
 
 
 def edge(trial: Trial) -> int | None:
     """Return the pin at which this boot's need would have filled the memory; None without two steps to go by."""
-    if len(trial.steps) < 2:
+    ramp = trial.ramp
+    if len(ramp) < 2:
         return None
-    deepest = trial.steps[-1]
-    needed = deepest.needed if deepest.depth >= trial.full_depth else predict(trial.steps, trial.full_depth)
+    deepest = ramp[-1]
+    full = deepest.depth >= trial.full_depth - DEPTH_TOLERANCE
+    needed = deepest.needed if full else predict(ramp, trial.full_depth)
+    needed = max(needed, *(step.needed for step in trial.steps))
     return trial.pin + trial.total - needed
 
 
@@ -236,10 +282,16 @@ def trials_from_json(content: Sequence[Mapping[str, Any]]) -> list[Trial]:
             restarts=item.get("restarts", 0),
             preemptions=item.get("preemptions", 0),
             canary_ok=item.get("canary_ok", True),
+            failure=item.get("failure"),
+            phases=tuple(item.get("phases", (RAMP,))),
+            needles_lost=item.get("needles_lost", 0),
         )
         for item in content
     ]
 
+
+#: Where the project keeps the evidence of its pins; a file is named by the beginning of its own sha256.
+EVIDENCE_FOLDER = "files/headroom"
 
 #: What a measured pin belongs to; a change of any of these asks for a new probe.
 SUBJECT = (
@@ -253,6 +305,26 @@ SUBJECT = (
     "speculative",
     "co_tenants",
 )
+
+
+#: Settings that the pin is, follows from, or does not touch: evidence holds across their changes.
+_NOT_MEMORY = frozenset(
+    {"gpu-memory-utilization", "host", "kv-cache-memory-bytes", "port", "served-model-name", "worker-extension-cls"}
+)
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """Return the hash of everything in vLLM's configuration that moves memory, the pin itself left out.
+
+    ``no-x: true`` is ``x: false``, and null is absent, so a configuration file and what was read back from it agree.
+    """
+    moved: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key.startswith("no-") and isinstance(value, bool):
+            key, value = key.removeprefix("no-"), not value
+        if value is not None and key not in _NOT_MEMORY:
+            moved[key] = value
+    return hashlib.sha256(canonical_json(moved).encode()).hexdigest()[:12]
 
 
 def stale(evidence: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -272,7 +344,6 @@ def snippet(found: Found, subject: Mapping[str, Any], trials: Sequence[Trial], e
     """
     if not found.pin:
         raise ValueError("no pin was clean twice: nothing to propose")
-    size = f"{found.pin // GIB}GiB" if found.pin % GIB == 0 else f"{found.pin // MIB}MiB"
     boots = "two boots" if found.confirmed else "one boot"
     tested = ", ".join(
         f"{format_gib(trial.pin)}: {'clean' if unclean(trial) is None else 'unclean'}" for trial in trials
@@ -284,8 +355,12 @@ def snippet(found: Found, subject: Mapping[str, Any], trials: Sequence[Trial], e
             f"# Clean in {boots} at {format_gib(found.clean_pin)}, {depth:,} tokens deep. Tested: {tested}.",
             f"# Probe again when any of these changes: {', '.join(SUBJECT[1:])}.",
             f"{subject['seat']}:",
-            f"  kv_cache_memory: {size}",
+            f"  kv_cache_memory: {format_size(found.pin)}",
             f"  max_num_batched_tokens: {subject['max_num_batched_tokens']}  # bounds the activation peak",
+            "  kv_cache_why:",
+            "    state: measured",
+            f"    note: clean in {boots} at {format_gib(found.clean_pin)}, {depth} tokens deep",
+            f"    reference: {EVIDENCE_FOLDER}/{evidence_sha256[:12]}.json",
             "",
         ]
     )

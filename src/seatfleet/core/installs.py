@@ -188,7 +188,7 @@ def _install(host: Host, release: Release, wheels: Path, every_file: bool) -> No
         site = site_packages(path, release.lock)
         if release.series:
             patches.apply(site, release.series, release.diffs)
-            write_atomic(path / SERIES, pretty_json(release.series.to_mapping()))
+            write_atomic(path / SERIES, pretty_json(release.series.to_mapping(documentation=False)))
         # Exit code 1 means that some file has a syntax error; wheels ship templates and code for other Pythons.
         # A read-only tree without bytecode would be compiled again at every start of every process.
         compile_all = [str(path / "bin/python"), "-m", "compileall", "-qq", "-j", "0", str(site)]

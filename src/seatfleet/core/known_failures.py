@@ -67,6 +67,7 @@ _MEMORY = (
         sources=("vllm#46307",),
         prevent="the preflight compares MemAvailable with what the host's seats and its reserve need",
         explain="give the seat less (kv_cache_memory, or a lower gpu_memory_utilization) or stop what holds the memory",
+        covered=("preflight_faults.yml",),
         open="no sampler runs during a start that would stop it before the machine wedges",
     ),
     Failure(
@@ -181,7 +182,8 @@ _MEMORY = (
         sources=("MiaAI-Lab GLM-5.3-EXL3#47",),
         prevent="the utilization written beside a pin is what the seat is known to take, not vLLM's default of 0.92",
         explain="somebody else holds memory of this card: nvidia-smi shows who; on GB10 compare MemAvailable",
-        covered=("test_render::test_utilization_beside_a_pin",),
+        detect="the preflight compares what is free on a seat's card with what it will ask for",
+        covered=("test_render::test_utilization_beside_a_pin", "preflight_faults.yml"),
         pattern=r"Free memory on device .* is less than desired GPU memory utilization",
     ),
     Failure(
@@ -240,7 +242,9 @@ _MEMORY = (
         symptom="a guardian with a floor and a swap condition never fires",
         trigger="swap is on",
         sources=("model-serving-minefield 134",),
+        detect="the preflight warns of swap on unified memory",
         explain="on GB10 turn swap off, or use a guardian that ignores it",
+        covered=("preflight_faults.yml",),
         open="seatfleet has no guardian of its own",
     ),
     Failure(
@@ -313,7 +317,7 @@ _WHEELS = (
         sources=("vllm#49497", "vllm#36077", "vllm#21960", "flashinfer#1781", "NeMo-Gym#1405"),
         prevent="the unit's PATH begins with the release's bin, where ninja is; the class adds CUDA's",
         explain="install the CUDA toolkit that the release needs, and name it in the host class' seat_environment",
-        covered=("test_render::test_class_and_seat_add_to_the_environment",),
+        covered=("test_render::test_class_and_seat_add_to_the_environment", "preflight_faults.yml"),
         pattern=r"Could not find nvcc|nvcc(?:'|\")?: (?:command )?not found"
         r"|No such file or directory: '\S*(?:nvcc|ninja)'|Ninja is required to load C\+\+ extensions",
     ),
@@ -322,9 +326,10 @@ _WHEELS = (
         symptom="ptxas does not know sm_121a",
         trigger="Triton's own ptxas on GB10",
         sources=("triton#8539", "gpustack#4372"),
+        prevent="TRITON_PTXAS_PATH of the class is the CUDA toolkit's; the preflight asks it what it assembles for",
         explain="set TRITON_PTXAS_PATH to the CUDA toolkit's ptxas (the class gb10 does)",
+        covered=("preflight_faults.yml", "group_vars/gb10/main.yml"),
         pattern=r"ptxas fatal.*sm_12\d|Value 'sm_12\d\w?' is not defined for option 'gpu-name'",
-        open="not set for the class yet",
     ),
     Failure(
         id="W6",
@@ -391,7 +396,11 @@ _WHEELS = (
         ),
         detect="a generation that does not start gives the last proven one back; four failed starts end the loop",
         explain="the release does not know this flag; remove it under engine:, or keep the older release",
-        covered=("test_rollout::test_a_bad_generation_gives_the_old_one_back",),
+        covered=(
+            "test_rollout::test_a_bad_generation_gives_the_old_one_back",
+            "test_release_survey::test_what_would_change",
+        ),
+        prevent="seatctl release survey names options of the fleet's seats that another vLLM does not have",
         open="arguments are not parsed with the new wheel before the stop",
         pattern=r"error: unrecognized arguments: ",
     ),
@@ -430,9 +439,13 @@ _WHEELS = (
         symptom="OSError of torchcodec at import",
         trigger="ffmpeg's libraries are missing; 0.33.0 requires torchcodec",
         sources=("jschmied/qwen38-flash-next-gb10 failure B2b",),
+        prevent="the preflight looks for FFmpeg's libraries where a release needs them",
         detect="the install imports what the server imports, as the service user",
         explain="install ffmpeg's libraries (package ffmpeg) on the host",
-        covered=("test_installs::test_an_import_that_fails_leaves_no_marker_and_the_next_run_starts_over",),
+        covered=(
+            "preflight_faults.yml",
+            "test_installs::test_an_import_that_fails_leaves_no_marker_and_the_next_run_starts_over",
+        ),
         pattern=r"[Cc]ould not load libtorchcodec|libtorchcodec\S*\.so|libav(?:util|codec|format)\.so",
     ),
     Failure(
@@ -463,7 +476,11 @@ _WHEELS = (
         trigger="downloads without hashes",
         sources=("huggingface_hub#3643", "huggingface_hub#4060", "tonyd2wild#2"),
         prevent="40-digit revision, sha256 and size of every file, published in one rename",
-        covered=("test_models::test_a_corrupted_byte_of_the_right_size_is_refused",),
+        covered=(
+            "test_model_fetch::test_one_corrupted_byte_of_the_right_size",
+            "test_model_fetch::test_a_wrong_revision",
+            "test_models::test_a_corrupted_byte_of_the_right_size_is_refused",
+        ),
     ),
     Failure(
         id="W22",
@@ -606,7 +623,9 @@ _SYSTEMD = (
         symptom="kernel panics",
         trigger="DGX OS 7.4.0 with kernel 6.17.0-1008",
         sources=("forums.developer.nvidia.com 366026",),
-        open="kernels are not checked yet",
+        prevent="the preflight refuses kernels that the class denies",
+        explain="boot another kernel; fleet_preflight.kernel_deny of the class lists those that panic",
+        covered=("preflight_faults.yml", "group_vars/gb10/main.yml"),
     ),
     Failure(
         id="S18",
@@ -703,12 +722,16 @@ _HEALTH = (
         symptom="acceptance 0: the draft head is random, missing in the index, or quantized by accident",
         trigger="checkpoint",
         sources=("vllm PR#37667", "paroquant#42", "sglang#35797", "vllm#55605", "vllm#41789"),
+        prevent="a model is published only with the tensors that the catalogue names, in its index and in a form that "
+        "its quantization configuration agrees with",
         detect="the probe's acceptance level measures it at every deploy",
         covered=(
+            "test_model_fetch::test_needed_tensors_are_looked_for_before_anything_is_published",
+            "test_tensors::test_what_the_configuration_says_of_the_head",
             "test_probe::test_acceptance",
             "test_chain::test_the_probe_fails_on_a_drafter_that_nothing_is_accepted_from",
         ),
-        open="the checkpoint's index is not read before the deploy yet",
+        explain="seatctl model tensors DIR --name MODEL says which tensors are missing, unlisted or misread",
     ),
     Failure(
         id="H11",
@@ -916,7 +939,8 @@ _ANYWHERE = (
         trigger="the driver package was upgraded under a loaded kernel module (unattended upgrades)",
         sources=("NVIDIA driver behaviour, recorded in many threads",),
         explain="reboot, one host at a time; hold the driver packages afterwards (apt-mark hold)",
-        covered=("test_gpus::test_facts",),
+        prevent="gpu_host_held_packages holds the driver; the preflight names loose packages under unattended upgrades",
+        covered=("test_preflight::test_a_driver_that_was_upgraded_under_its_module", "test_gpus::test_facts"),
         pattern=r"Driver/library version mismatch",
     ),
     Failure(
@@ -926,7 +950,8 @@ _ANYWHERE = (
         sources=("CUDA 13.0 release notes",),
         explain="upgrade the driver to min_driver of the release, or run a release built for an older CUDA",
         pattern=r"NVIDIA driver on your system is too old|CUDA driver version is insufficient",
-        open="not checked before the start yet",
+        prevent="the preflight compares the driver with min_driver of each release",
+        covered=("test_preflight::test_an_old_driver",),
     ),
     Failure(
         id="X3",

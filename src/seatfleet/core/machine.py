@@ -10,13 +10,13 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import flags
-from .paths import EVIDENCE, SERVICE_USER, TOOLBOX
+from . import flags, gpus, guard
+from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 from .render import Generation
@@ -70,7 +70,11 @@ class LocalMachine:
             _systemctl("kill", "--signal=SIGKILL", unit)
 
     def start(self, unit: str) -> None:
-        """Start a unit; RolloutError when its command could not be executed."""
+        """Start a unit; RolloutError when its command could not be executed.
+
+        Whoever starts a seat that the memory guard killed has changed it, or has asked for it.
+        """
+        guard.marker(unit.removeprefix(UNIT_PREFIX).removesuffix(".service")).unlink(missing_ok=True)
         _systemctl("start", unit, timeout_s=_COMMAND_TIMEOUT_S * 5)
 
     def install(self, unit: str) -> None:
@@ -120,7 +124,7 @@ class LocalMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return what a start would need and the host does not have, in words."""
-        found = []
+        found = [stopped] if (stopped := guard.obstacle(manifest)) else []
         release = Path(manifest["release_path"])
         if not (release / "release.json").is_file():
             found.append(f"release {manifest['release_id']} is not installed ({release}/release.json is missing)")
@@ -137,6 +141,13 @@ class LocalMachine:
         except KeyError:
             found.append(f"there is no user {SERVICE_USER}")
         return found
+
+    def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
+        """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
+        if not cards:
+            return None
+        answers = [_nvidia_smi(*query) for query in (gpus.USED, gpus.HOLDERS)]
+        return None if None in answers else gpus.memory_held(str(answers[0]), str(answers[1]), cards, pids)
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
@@ -223,6 +234,16 @@ def _patch_problems(release: Path) -> list[str]:
     if done.returncode == 0:
         return []
     return [f"patched files of {release.name}: {done.stderr.strip() or done.stdout.strip()}"]
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _content(handle: IO[bytes]) -> str:

@@ -90,14 +90,17 @@ class Series:
                 chains.setdefault(path, []).append((patch, change))
         return chains
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return plain data that :func:`load_series` reads back, for ``series.json`` on a host."""
-        return {
-            "format": FORMAT,
-            "distribution": self.distribution,
-            "version": self.version,
-            "patches": [_patch_to_mapping(patch) for patch in self.patches],
-        }
+    def to_mapping(self, *, documentation: bool = True) -> dict[str, Any]:
+        """Return plain data that :func:`load_series` reads back.
+
+        Without ``documentation`` it has only the fields of the first format, for ``series.json`` on a host: a toolbox
+        that is older than the release (a project that was rolled back) must be able to verify it.
+        """
+        entries = [_patch_to_mapping(patch) for patch in self.patches]
+        for entry in entries if not documentation else ():
+            for name in _DOCUMENTATION:
+                del entry[name]
+        return {"format": FORMAT, "distribution": self.distribution, "version": self.version, "patches": entries}
 
     def digest(self) -> str:
         """Return a sha256 over what decides the patched files: the base version and each diff with its hashes."""
@@ -530,7 +533,8 @@ def sha256_of(data: bytes) -> str:
 # --- checks of a series ----------------------------------------------------------------------------------------------
 
 _TEXT_FIELDS = ("name", "file", "sha256", "why", "upstream", "seats", "tested")
-_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when", "changes", "red_without")
+_DOCUMENTATION = ("changes", "red_without")
+_OPTIONAL_FIELDS = ("needs", "conflicts", "superseded_by", "default", "required_when", *_DOCUMENTATION)
 
 
 def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, object], None]) -> None:
@@ -552,7 +556,7 @@ def _check_entry(entry: object, number: int, bad: Callable[[str, str, str, objec
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             bad(subject, key, "a list of patch names", value)
-    for key in ("changes", "red_without"):
+    for key in _DOCUMENTATION:
         if not isinstance(entry.get(key, ""), str):
             bad(subject, key, "a text", entry[key])
     if not isinstance(entry.get("default", True), bool):

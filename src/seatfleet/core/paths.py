@@ -14,6 +14,7 @@ SEATS = "/etc/vllm/seats"
 CACHE = "/var/cache/vllm"
 TOOLBOX = "/opt/vllm/toolbox"
 EVIDENCE = "/var/lib/seatfleet/evidence"
+GUARDED = "/var/lib/seatfleet/guarded"
 
 
 def unit_name(seat: str) -> str:

@@ -8,7 +8,7 @@ generation back and is still a failure. All I/O beyond the seat's own files goes
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from .paths import SeatPaths, stub_unit
 from .processes import SeatState, UnitState
 from .render import GENERATION_VARIABLE, MANIFEST_FILE, Generation
 from .sockets import Owner
+from .units import MIB, format_gib
 
 # Between two looks at a starting seat; the probe has its own clock.
 POLL_S = 1.0
@@ -31,6 +32,10 @@ DRAIN_TIMEOUT_S = 300
 PROBE_MARGIN_S = 600
 # systemd sends SIGKILL at TimeoutStopSec; the kernel may need a moment to take back what a GPU process holds.
 KILL_MARGIN_S = 30
+# A driver gives memory back after the process is gone; minutes after it were reported.
+GPU_LIMIT_S = 300
+# What neighbours may come to hold meanwhile.
+GPU_TOLERANCE = 512 * MIB
 KEEP_GENERATIONS = 5
 
 
@@ -40,6 +45,10 @@ class RolloutError(Exception):
 
 class Undecided(RolloutError):
     """A serving seat could not be judged, because others used it meanwhile: no reason to take it away."""
+
+
+class MemoryHeldError(RolloutError):
+    """The seat is gone and its GPU memory is not: what served may still come up again."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,9 @@ class Machine(Protocol):
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return what a start would need and the host does not have, in words."""
+
+    def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
+        """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
@@ -238,6 +250,8 @@ class Rollout:
     def _exchange(self, decision: Decision, before: tuple[str | None, str | None]) -> Outcome:
         try:
             self._stop()
+        except MemoryHeldError as error:
+            return self._give_back(decision, str(error), before)
         except RolloutError as error:
             # The old links still stand, and so does whatever would not stop.
             return self._outcome(decision, changed=True, failure=str(error))
@@ -308,11 +322,13 @@ class Rollout:
         return generations.is_good(self.paths, name)
 
     def _stop(self) -> None:
-        """Stop the seat and prove it: nothing in its control group, nobody on its port.
+        """Stop the seat and prove it: nothing in its control group, nobody on its port, its GPU memory given back.
 
         The stub does not count: it starts when systemd gives the seat up, also during a stop that ends in SIGKILL.
         """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
+        cards = self._cards()
+        memory = self.machine.gpu_memory(cards, self._state().pids)
         if self.predecessor is not None:
             self.predecessor.stop()
         self.machine.stop(self.wanted.unit, limit)
@@ -324,6 +340,30 @@ class Rollout:
                 raise RolloutError(_still_there(state, self.wanted.port))
             self.machine.sleep(POLL_S / 4)
         self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
+        if memory is not None and memory[1]:
+            self._wait_for_memory(cards, memory[0] - memory[1] + GPU_TOLERANCE)
+
+    def _cards(self) -> list[str]:
+        """Return the UUIDs of the cards that the seat has, as its serving generation says."""
+        current = generations.link_target(self.paths.current)
+        manifest = (generations.read_manifest(self.paths, current) if current else None) or self.wanted.manifest
+        visible = str(manifest.get("environment", {}).get("CUDA_VISIBLE_DEVICES", ""))
+        return [card for card in visible.split(",") if card.startswith("GPU-")]
+
+    def _wait_for_memory(self, cards: Sequence[str], bound: int) -> None:
+        """Wait until no more is in use on the cards than others held beside the seat.
+
+        Raises:
+            MemoryHeldError: it does not come back; a start would be refused, or would measure too little.
+        """
+        deadline = self.machine.monotonic() + GPU_LIMIT_S
+        while (memory := self.machine.gpu_memory(cards, ())) is not None and memory[0] > bound:
+            if self.machine.monotonic() >= deadline:
+                raise MemoryHeldError(
+                    f"the seat is gone, and {format_gib(memory[0])} are still in use on {', '.join(cards)}, where"
+                    f" others held {format_gib(bound - GPU_TOLERANCE)}: nvidia-smi names who holds it"
+                )
+            self.machine.sleep(POLL_S)
 
     def _start(self, name: str) -> tuple[float, Mapping[str, Any]]:
         self._install(name)

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from .paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX, stub_unit
 
 RESTART_SEC = 10
+# Messages per interval; what is above is counted by journald and left out. A start with a long traceback writes 400
+# lines within seconds, a seat that serves a few per second; a loop that logs at full speed fills 4 GiB in an hour and
+# pushes out what everybody else on the host wrote.
+LOG_INTERVAL_S = 30
+LOG_BURST = 3000
 # The first start and three more within one window, then the unit stays failed: restart loops leak unified memory on
 # GB10 until a power cycle (about 35 restarts), and a seat that cannot start should say so.
 START_LIMIT_BURST = 4
@@ -86,6 +91,8 @@ def render_unit(spec: UnitSpec) -> str:
             ("LimitMEMLOCK", "infinity"),
             ("LimitNOFILE", "65536"),
             ("LimitCORE", "0"),
+            ("LogRateLimitIntervalSec", str(LOG_INTERVAL_S)),
+            ("LogRateLimitBurst", str(LOG_BURST)),
             ("UMask", "0077"),
             ("CacheDirectory", f"vllm/{spec.seat}"),
             ("CacheDirectoryMode", "0750"),

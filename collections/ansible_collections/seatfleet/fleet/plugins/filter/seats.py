@@ -60,5 +60,6 @@ class FilterModule:
             "seat_api_keys": render_host.seat_api_keys,
             "seat_releases": used(render_host.used_releases),
             "seat_models": used(render_host.used_models),
+            "seat_guards": used(lambda seats: [{"name": seat.name, "port": seat.port} for seat in seats]),
             "seat_ports": used(lambda seats: sorted(seat.port for seat in seats)),
         }

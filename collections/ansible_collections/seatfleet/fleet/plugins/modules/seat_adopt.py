@@ -85,7 +85,7 @@ back_s:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import adoption
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import adoption, predecessor
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
@@ -136,22 +136,22 @@ def running(module: AnsibleModule, port: int) -> adoption.Running:
     file = module.params["compose_file"]
     if file is None:
         return adoption.find(port)
-    return adoption.from_compose(adoption.compose_config(file), file, module.params["compose_service"], port)
+    return adoption.from_compose(predecessor.compose_config(file), file, module.params["compose_service"], port)
 
 
 def take(module: AnsibleModule) -> None:
     machine, generation = LocalMachine(), load_generation(module.params["generation"])
     port, unit = int(generation.manifest["port"]), str(generation.manifest["unit"])
     holders = machine.seat_state(machine.unit_state(unit), port).strangers
-    predecessor = None
+    old = None
     if holders:
         found = running(module, port)
-        predecessor = adoption.old_service(machine, found.service, port, found.compose_file)
+        old = predecessor.old_service(machine, found.service, port, found.compose_file)
     carry_out = foresee if module.check_mode else roll_out
-    if predecessor is not None and not module.check_mode:
-        adoption.remember(generation.seat, predecessor)
+    if old is not None and not module.check_mode:
+        predecessor.remember(generation.seat, old)
     keys = {generation.seat: module.params["api_key"]}
-    (outcome,) = carry_out(machine, [generation], keys, predecessor=predecessor)
+    (outcome,) = carry_out(machine, [generation], keys, predecessor=old)
     result = {
         "changed": outcome.changed,
         "seats": [outcome.as_dict()],
@@ -164,10 +164,10 @@ def take(module: AnsibleModule) -> None:
 
 def give_back(module: AnsibleModule) -> None:
     machine, generation = LocalMachine(), load_generation(module.params["generation"])
-    old = adoption.remembered(generation.seat, machine)
+    old = predecessor.remembered(generation.seat, machine)
     if module.check_mode:
         module.exit_json(changed=True)
-    module.exit_json(changed=True, back_s=adoption.give_back(machine, generation, old))
+    module.exit_json(changed=True, back_s=predecessor.give_back(machine, generation, old))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ DOCUMENTATION = r"""
 module: seat_status
 short_description: Tell what runs on a host and what was proven of it
 description:
-  - One row per seat that the inventory names or that is found on the host, from systemd, C(/proc) and the evidence of
-    the last probe and the last gateway proof. Reads only, and talks to no seat.
+  - One row per seat that the inventory names or that is found on the host, from systemd, C(/proc), the evidence of
+    the last probe and the last gateway proof, and one page of counters of each seat that runs. Reads only, and sends
+    nothing to a model.
 options:
   host:
     description: Name of the host in the rows.
@@ -18,6 +19,10 @@ options:
     description: Seat name to the names of its aliases, as the inventory has them.
     type: dict
     required: true
+  history:
+    description: How many of the latest probes of each seat come along, for plots.
+    type: int
+    default: 0
 attributes:
   check_mode:
     support: full
@@ -48,33 +53,23 @@ seats:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host_status import host_status
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.status import (
-    read_gateway_evidence,
-    seat_status,
-    seats_on_disk,
-)
 
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"host": {"type": "str", "required": True}, "seats": {"type": "dict", "required": True}},
+        argument_spec={
+            "host": {"type": "str", "required": True},
+            "seats": {"type": "dict", "required": True},
+            "history": {"type": "int", "default": 0},
+        },
         supports_check_mode=True,
     )
-    wanted, cells, machine = module.params["seats"], read_gateway_evidence(), LocalMachine()
-    statuses = [
-        seat_status(
-            machine,
-            SeatPaths(name),
-            module.params["host"],
-            managed=name in wanted,
-            aliases=wanted.get(name, []),
-            cells=cells,
-        ).as_dict()
-        for name in sorted({*wanted, *seats_on_disk()})
-    ]
-    module.exit_json(changed=False, seats=statuses)
+    statuses = host_status(
+        LocalMachine(), module.params["host"], module.params["seats"], history=module.params["history"]
+    )
+    module.exit_json(changed=False, seats=[status.as_dict() for status in statuses])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""What a run costs that changes nothing: calls per host, CPU and memory of the controller, wall time. Prints Markdown.
+
+usage: bench/converge/measure.py lab [HOST ...]         no-op site.yml against lab hosts, and the peer's playbook
+       bench/converge/measure.py simulated COUNT ...    the same plays against hosts that answer like fv-ml1 did
+
+Needs a converged lab (`. lab/env`). Simulated: inventory, variables, templates, modules being packed and results being
+read are real and once per host; hosts, network and ssh processes are not there, nor are the modules that run on the
+controller for each host (gateway): their answers are replayed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import collections
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plugins
+import yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+MODEL = "fv-ml1"
+RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU in seconds of the controller with all its processes, peak memory in MiB of the largest one."""
+
+    wall_s: float
+    cpu_s: float
+    memory_mib: float
+    output: str
+
+
+def play(playbook: str, *arguments: str, environment: Mapping[str, str]) -> Cost:
+    """Run a playbook; it must change nothing and fail nowhere."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        command = ["ansible-playbook", playbook, *arguments]
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.monotonic() - began
+        output.seek(0)
+        text = output.read()
+    recap = RECAP.findall(text)
+    if process.returncode or not recap or any(int(row[2]) for row in recap):
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}, or changed something:\n{text[-6000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+    return Cost(wall, cpu, usage.ru_maxrss / 1024, text)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return what the counting plugins noted."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def measure_lab(hosts: Sequence[str], scratch: Path) -> None:
+    """Measure site.yml and the peer against hosts of the lab."""
+    print("| play | hosts | calls per host | of them modules | controller CPU s | MiB | wall s |")
+    print("|---|---|---|---|---|---|---|")
+    peer = str(PROJECT / "bench/converge/peer.yml")
+    groups = list(dict.fromkeys((tuple(hosts[:1]), tuple(hosts))))
+    for playbook, chosen in [(name, group) for name in ("site.yml", peer) for group in groups]:
+        limit = ",".join(chosen)
+        # Once for the counts, with the plugins that note them, and once for the costs, with Ansible's own.
+        log = scratch / "calls.jsonl"
+        log.write_text("")
+        environment = {"ANSIBLE_CONNECTION_PLUGINS": str(scratch), "CONVERGE_LOG": str(log)}
+        play(playbook, "-l", limit, "-c", "counted", environment=environment)
+        cost = play(playbook, "-l", limit, environment={})
+        calls = read_log(log)
+        gpu = [host for host in chosen if not host.startswith("gw")] or list(chosen)
+        per = len([call for call in calls if call["what"] == "exec"]) / len(gpu)
+        modules = len([call for call in calls if call["module"]]) / len(gpu)
+        name = Path(playbook).name if playbook != peer else "ordinary tasks"
+        print(
+            f"| {name} | {len(chosen)} | {per:.1f} | {modules:.1f} | {cost.cpu_s:.1f} | {cost.memory_mib:.0f}"
+            f" | {cost.wall_s:.1f} |",
+            flush=True,
+        )
+
+
+def record(scratch: Path) -> Path:
+    """Record the answers of one lab host to a run that changes nothing, and those of the controller for it."""
+    log, extra = scratch / "record.jsonl", scratch / "localhost.yml"
+    log.write_text("")
+    extra.write_text(
+        yaml.safe_dump(
+            {
+                "all": {
+                    "hosts": {
+                        "localhost": {
+                            "ansible_connection": "countedlocal",
+                            "ansible_python_interpreter": "{{ ansible_playbook_python }}",
+                        }
+                    }
+                }
+            }
+        )
+    )
+    environment = {"ANSIBLE_CONNECTION_PLUGINS": str(scratch), "CONVERGE_LOG": str(log), "CONVERGE_RECORD": "1"}
+    inventories = ["-i", os.environ["ANSIBLE_INVENTORY"], "-i", str(extra)]
+    play("playbooks/seats.yml", *inventories, "-l", f"{MODEL},localhost", "-c", "counted", environment=environment)
+    calls = [call for call in read_log(log) if call["what"] == "exec"]
+    records = {
+        "host": [call for call in calls if not call["local"]],
+        "local": {call["module"]: call for call in calls if call["local"]},
+    }
+    path = scratch / "records.json"
+    path.write_text(json.dumps(records))
+    shapes = collections.Counter(str(call["module"]).rpartition(".")[2] for call in records["host"])
+    size = sum(len(base64.b64decode(call["output"])) for call in records["host"])
+    print(f"recorded {len(records['host'])} calls of {MODEL} ({size / 1024:.0f} KiB of answers):", dict(shapes))
+    print("and on the controller:", ", ".join(sorted(str(name).rpartition(".")[2] for name in records["local"])))
+    return path
+
+
+def fleet(count: int, path: Path) -> None:
+    """Write an inventory of hosts that each have the seat of the lab's fv-ml1, under an alias of their own."""
+    seats = yaml.safe_load((PROJECT / "group_vars/lab_fv_ml1/seats.yml").read_text())
+    seat = seats["seats"]["flash-next"]
+    alias = seat["aliases"]["gen-large"]
+    hosts = {}
+    for number in range(count):
+        own = {**seat, "aliases": {f"gen-{number}": alias}}
+        hosts[f"sim-{number:04d}"] = {"fleet_hardware": seats["fleet_hardware"], "seats": {"flash-next": own}}
+    content = {
+        "all": {
+            "vars": {
+                "ansible_connection": "replay",
+                "ansible_user": "root",
+                "ansible_host": "{{ inventory_hostname }}",
+            },
+            "hosts": {"localhost": {"ansible_host": "localhost"}},
+            "children": {"lab": {"hosts": dict.fromkeys(hosts)}, "gpu_hosts": {"hosts": hosts}},
+        }
+    }
+    path.write_text(yaml.dump(content))
+
+
+def measure_simulated(counts: Sequence[int], scratch: Path) -> None:
+    """Measure playbooks/validate.yml and playbooks/seats.yml against simulated hosts."""
+    records = record(scratch)
+    print("\n| hosts | CPU s | CPU s per host | MiB | wall s |")
+    print("|---|---|---|---|---|")
+    for count in counts:
+        inventory = scratch / "inventory"
+        inventory.mkdir(exist_ok=True)
+        fleet(count, inventory / "hosts.yml")
+        link = inventory / "group_vars"
+        if not link.is_symlink():
+            link.symlink_to(PROJECT / "group_vars")
+        state = scratch / f"state-{count}"
+        state.mkdir()
+        environment = {
+            "ANSIBLE_CONNECTION_PLUGINS": str(scratch),
+            "CONVERGE_RECORDS": str(records),
+            "CONVERGE_STATE": str(state),
+            "ANSIBLE_INVENTORY": str(inventory),
+            "ANSIBLE_HOST_KEY_CHECKING": "False",
+        }
+        arguments = ["-e", f"fleet_project_dir={PROJECT}", "-e", "gateway_host_address=192.0.2.1"]
+        arguments += ["-e", "fleet_serial=100", "-e", "fleet_validate_deploy=false", "-l", "gpu_hosts"]
+        cost = play("bench/converge/simulated.yml", *arguments, environment=environment)
+        numbers = (f"{cost.cpu_s:.1f}", f"{cost.cpu_s / count:.2f}", f"{cost.memory_mib:.0f}", f"{cost.wall_s:.0f}")
+        print(f"| {count} | {' | '.join(numbers)} |", flush=True)
+
+
+def main() -> None:
+    """Run one of the two measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    lab = kinds.add_parser("lab")
+    lab.add_argument("hosts", nargs="*", default=[MODEL, "spark-1", "gw-1"])
+    simulated = kinds.add_parser("simulated")
+    simulated.add_argument("counts", nargs="+", type=int)
+    args = parser.parse_args()
+    if "SEATFLEET_LAB" not in os.environ:
+        sys.exit("bench/converge/measure.py: no lab; run `. lab/env` first")
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        plugins.write(scratch)
+        if args.kind == "lab":
+            measure_lab(args.hosts, scratch)
+        else:
+            measure_simulated(args.counts, scratch)
+
+
+if __name__ == "__main__":
+    main()

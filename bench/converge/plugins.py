@@ -1,0 +1,118 @@
+"""Connection plugins for the bench, written into a scratch directory: Ansible's own with a counter, one that replays.
+
+``counted`` and ``countedlocal`` are ``ssh`` and ``local`` of the installed ansible-core with one override, so that what
+is measured is what runs in production. ``replay`` answers like the recorded host did, call by call.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ansible.plugins.connection.local
+import ansible.plugins.connection.ssh
+
+# Appended to Ansible's module: notes every command, with the module it carries and its answer.
+_COUNTING = """
+
+import base64 as _base64
+import json as _json
+import os as _os
+import re as _re
+
+_NAME = _re.compile(rb"module_fqn=['\\"]([\\w.]+)")
+
+
+def _note(connection, what, **more):
+    entry = {"host": connection._play_context.remote_addr, "what": what, **more}
+    with open(_os.environ["CONVERGE_LOG"], "ab") as log:  # O_APPEND: one write per line, whole
+        log.write((_json.dumps(entry) + "\\n").encode())
+
+
+_Plain = Connection
+
+
+class Connection(_Plain):
+    def exec_command(self, cmd, in_data=None, sudoable=True):
+        code, output, errors = _Plain.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
+        found = _NAME.search(in_data or b"")
+        more = {}
+        if _os.environ.get("CONVERGE_RECORD"):
+            more = {"code": code, "output": _base64.b64encode(output).decode(), "local": self.transport == "local"}
+        _note(self, "exec", module=found[1].decode() if found else None, **more)
+        return code, output, errors
+
+    def put_file(self, in_path, out_path):
+        _note(self, "put")
+        return _Plain.put_file(self, in_path, out_path)
+"""
+
+_REPLAY = '''
+from __future__ import annotations
+
+DOCUMENTATION = """
+name: replay
+short_description: Answers like a recorded host
+description: Answers like a recorded host, call by call.
+author: seatfleet developers
+options: {}
+"""
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection import ConnectionBase
+
+_NAME = re.compile(rb"module_fqn=['\\"]([\\w.]+)")
+_RECORDS = json.loads(Path(os.environ["CONVERGE_RECORDS"]).read_text())
+_STATE = Path(os.environ["CONVERGE_STATE"])
+
+
+class Connection(ConnectionBase):
+    transport = "replay"
+    has_pipelining = True
+
+    def _connect(self):
+        return self
+
+    def exec_command(self, cmd, in_data=None, sudoable=True):
+        super().exec_command(cmd, in_data=in_data, sudoable=sudoable)
+        found = _NAME.search(in_data or b"")
+        module = found[1].decode() if found else None
+        host = self._play_context.remote_addr
+        if host in ("localhost", "127.0.0.1"):
+            record = _RECORDS["local"][module]
+        else:
+            # Tasks run in processes of their own: how far a host has come is the length of its file.
+            state = _STATE / host
+            with state.open("ab") as counter:
+                number = counter.tell()
+                counter.write(b".")
+            record = _RECORDS["host"][number]
+            if record["module"] != module:
+                raise AnsibleConnectionFailure(f"call {number} of {host}: expected {record['module']}, seen {module}")
+        return record["code"], base64.b64decode(record["output"]), b""
+
+    def put_file(self, in_path, out_path):
+        pass
+
+    def fetch_file(self, in_path, out_path):
+        raise AnsibleConnectionFailure("nothing is fetched in a run that changes nothing")
+
+    def close(self):
+        pass
+'''
+
+
+def write(directory: Path) -> None:
+    """Write the three plugins."""
+    for name, module in (
+        ("counted", ansible.plugins.connection.ssh),
+        ("countedlocal", ansible.plugins.connection.local),
+    ):
+        source = Path(module.__file__ or "").read_text()
+        (directory / f"{name}.py").write_text(source + _COUNTING)
+    (directory / "replay.py").write_text(_REPLAY)
