@@ -154,7 +154,7 @@ def test_the_kernel_kills_the_whole_group(tmp_path: Path) -> None:
 
 def test_available() -> None:
     assert guard.available(b"MemTotal:  9 kB\nMemAvailable:    7 kB\n") == 7 * 1024
-    with pytest.raises(ValueError, match="no MemAvailable"):
+    with pytest.raises(ValueError, match="nothing like"):
         guard.available(b"nonsense")
 
 
