@@ -33,10 +33,8 @@ def signal_engine(lab: Lab, name: str) -> None:
 def test_a_stopped_engine_is_found_by_its_counters_while_health_is_200(lab: Lab) -> None:
     signal_engine(lab, "STOP")
     try:
-        health = "http://127.0.0.1:8022/health"
-        code = lab.host(
-            HOST, "python3", "-c", f"import urllib.request as u; print(u.urlopen('{health}').status)"
-        ).output
+        ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8022/health').status)"
+        code = lab.host(HOST, "python3", "-c", ask).output
         found = probe(lab, "--level", "ready", "--token-timeout", "10", "--ready-timeout", "120")
     finally:
         signal_engine(lab, "CONT")
