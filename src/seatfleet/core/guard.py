@@ -194,7 +194,9 @@ class Host:
             self._systemctl("kill", "--signal=SIGKILL", unit_name(seat))
 
     def _cgroup(self, seat: str) -> Path:
-        return self.root / "sys/fs/cgroup/system.slice" / unit_name(seat)
+        """Return the seat's control group; ``unified`` is where it is beside the older hierarchies."""
+        places = [self.root / "sys/fs/cgroup" / tree / "system.slice" / unit_name(seat) for tree in ("", "unified")]
+        return next((place for place in places if place.is_dir()), places[0])
 
     def put_away(self, seat: Guarded, mark: Mapping[str, Any]) -> None:
         """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port."""
