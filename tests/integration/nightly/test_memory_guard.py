@@ -1,4 +1,4 @@
-"""The memory guard on a lab host, with a replayed ``/proc/meminfo``: a real seat is killed and stays down until asked."""
+"""The memory guard on a lab host, with replayed memory: a real seat is killed and stays down until asked for."""
 
 from __future__ import annotations
 
