@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What a rollback costs beside the restart it cannot do without, on a deployed lab; prints Markdown.
 
-usage: . lab/env && bench/rollback.py [--repeat N] [--release NAME]
+usage: . lab/env && bench/rollback.py [--repeat N] [--ways WAYS] [--release NAME]
 
 Times, all from the start of the command to the second READY: the first completion with the seat's own key after one
 that failed, seen on the host every 0.2 s.
 
   restart      systemctl restart of the seat's unit, what nothing can be quicker than
   edit         an older value in group_vars and site.yml --tags seat,alias
-  edit, all    the same and the whole site.yml
+  edit all     the same and the whole site.yml
   rollback     playbooks/rollback.yml
   release      with --release: group_vars back to the other release, site.yml --tags release,seat,alias
 
@@ -68,8 +68,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--release", help="another release of the catalogue, for the rollback across releases")
+    parser.add_argument("--ways", default="edit,edit all,rollback", help="beside the restart, separated by commas")
     args = parser.parse_args()
-    ways = [Way("restart"), Way("edit"), Way("edit, all"), Way("rollback"), *([Way("release")] if args.release else [])]
+    ways = [Way("restart"), *map(Way, args.ways.split(",")), *([Way("release")] if args.release else [])]
     with tempfile.TemporaryDirectory(prefix="seatfleet-bench-") as folder:
         smaller = copy(Path(folder) / "smaller", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
         other = copy(Path(folder) / "other", '"0.32.0+cpu.1"', f'"{args.release}"') if args.release else PROJECT
@@ -84,11 +85,11 @@ def measure(way: Way, smaller: Path, other: Path) -> None:
     """Bring the host to where the way begins, and take its time."""
     tags = ["--tags", "seat,alias"]
     if way.name != "restart":
-        play(other if way.name == "release" else smaller, "site.yml")
+        play(other if way.name == "release" else smaller, "site.yml", "--tags", "release,seat,alias")
     command = {
         "restart": [str(PROJECT / "lab/lab"), "ssh", HOST, "systemctl", "restart", f"vllm-seat-{SEAT}.service"],
         "edit": ["ansible-playbook", "site.yml", "-l", HOST, *tags, "-vvv"],
-        "edit, all": ["ansible-playbook", "site.yml", "-l", HOST, "-vvv"],
+        "edit all": ["ansible-playbook", "site.yml", "-l", HOST, "-vvv"],
         "rollback": ["ansible-playbook", "playbooks/rollback.yml", "-e", f"seat={SEAT}", "-l", HOST, "-vvv"],
         "release": ["ansible-playbook", "site.yml", "-l", HOST, "--tags", "release,seat,alias", "-vvv"],
     }[way.name]
@@ -110,9 +111,6 @@ def measure(way: Way, smaller: Path, other: Path) -> None:
     way.seconds.append(ready - begin)
     way.tasks = remote_tasks(done.stdout)
     print(f"{way.name}: {way.seconds[-1]:.1f} s, {way.tasks} remote tasks", file=sys.stderr)
-    # What a rollback.yml leaves differs from the repository only while the repository says something else.
-    if way.name == "rollback":
-        play(PROJECT, "site.yml")
 
 
 def remote_tasks(output: str) -> int:

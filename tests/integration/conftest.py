@@ -17,14 +17,14 @@ def lab() -> Iterator[Lab]:
     """Virgin lab hosts, removed again at the end (also when they were left behind by an interrupted run).
 
     With SEATFLEET_KEEP_LAB=1 the lab stays, and the next run with it goes on where the last one stopped: for working on
-    one test without paying for those before it.
+    one test without paying for those before it. SEATFLEET_LAB_HOSTS="fv-ml1 gw-1" then spares the third host.
     """
     handle = Lab()
     tool = str(PROJECT / "lab/lab")
     keep = bool(os.environ.get("SEATFLEET_KEEP_LAB"))
     if not keep:
         handle.run(tool, "destroy", "--all")
-    handle.run(tool, "up", *HOSTS)
+    handle.run(tool, "up", *(os.environ.get("SEATFLEET_LAB_HOSTS", "").split() or HOSTS))
     yield handle
     if not keep:
         handle.run(tool, "destroy", "--all")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak
+from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak, words
 
 from seatfleet.clients.probe import Options, probe
 from seatfleet.clients.probe.prefix import expected_hits
@@ -172,6 +173,35 @@ def test_prompt_lengths(stub: StubSeat) -> None:
     assert isinstance(lengths, list)
     assert len(lengths) == 3
     assert 1500 < lengths[-1] < 2500
+
+
+def recalling(forgets_at: int) -> Callable[[dict[str, Any]], Answer]:
+    """Answer with the code words of a prompt, up to a length."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        text = body["messages"][-1]["content"]
+        found = re.findall(r"A code word is (\w+)\.", text) if len(text.split()) < forgets_at else []
+        return speak(", ".join(found), body) if found else words(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("forgets_at", "status", "seen"),
+    [(10**9, "ok", [3, 3, 3]), (30_000, "fail", [3, 3, 0]), (1, "not_checked", None)],
+)
+def test_code_words_are_read_at_every_length(
+    stub: StubSeat, forgets_at: int, status: str, seen: list[int] | None
+) -> None:
+    stub.max_model_len = 80_000
+    stub.cache_config["kv_cache_size_tokens"] = "200000"
+    stub.answer = recalling(forgets_at)
+    report = run(stub, max_model_len=80_000)
+    assert check(report, "code_words") == (status, seen)
+    assert check(report, "prompt_lengths")[1][-1] > 65_000  # type: ignore[index]
+    if status == "fail":
+        assert report.exit == codes.EXIT_CANARY
+        assert "but 0 of 3 at 65,5" in str(report.cause)
 
 
 def test_a_crash_at_a_longer_prompt(stub: StubSeat) -> None:

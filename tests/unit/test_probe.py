@@ -379,11 +379,43 @@ def test_a_drafter_that_breaks_with_several_requests_at_once(stub: StubSeat, hos
     assert str(report.cause).startswith("acceptance.count.together: AL ")
 
 
+def test_a_drafter_that_breaks_with_the_callers_temperature(stub: StubSeat, host: FakeHost) -> None:
+    """As callers sample, four at once: verification that only a temperature corrupts."""
+
+    def sampled(_: int) -> None:
+        hot = stub.prompts[-1]["temperature"] > 0
+        stub.rates = [0.09, 0.01] if hot else [1.0, 1.0]
+
+    stub.before_generation = sampled
+    report = run(stub, host, "acceptance")
+    assert report.acceptance["count.together"]["status"] == "ok"
+    assert report.exit == codes.EXIT_ACCEPT_LOW
+    assert str(report.cause).startswith("acceptance.count.sampled: AL 1.1")
+    assert sum(body["temperature"] == 1.0 and body["top_p"] == 0.95 for body in stub.prompts) == 4
+
+
+def test_a_drafter_that_is_right_less_often_with_a_temperature(stub: StubSeat, host: FakeHost) -> None:
+    def sampled(_: int) -> None:
+        stub.rates = [0.6, 0.4] if stub.prompts[-1]["temperature"] > 0 else [1.0, 1.0]
+
+    stub.before_generation = sampled
+    assert run(stub, host, "acceptance").exit == codes.EXIT_READY
+
+
+def test_callers_that_say_nothing_about_sampling(stub: StubSeat, host: FakeHost) -> None:
+    report = run(stub, host, "acceptance", manifest=manifest_for(stub, sampling={}))
+    (found,) = (check for check in report.checks if check.id == "acceptance.count.sampled")
+    assert found.status == "not_checked"
+
+
+EXTRA = ("count.sampled", "count.together")
+
+
 def test_bands_of_the_method_when_none_are_declared(stub: StubSeat, host: FakeHost) -> None:
     stub.rates = [0.95, 0.9]
     manifest = manifest_for(stub, acceptance=None)
     report = run(stub, host, "acceptance", manifest=manifest)
-    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "count.together", "prose"])
+    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", *EXTRA, "prose"])
     stub.rates = [1.0, 1.0]
     report = run(stub, host, "acceptance", manifest=manifest)
     assert report.exit == codes.EXIT_ACCEPT_BROKEN

@@ -365,6 +365,7 @@ def _manifest(
             "drain_timeout_s": seat.probe.drain_timeout_s,
             "stop_timeout_s": seat.probe.stop_timeout_s,
             "acceptance": seat.probe.acceptance and dict(seat.probe.acceptance),
+            "sampling": next((dict(alias.sampling) for alias in seat.aliases if alias.sampling), {}),
         },
     }
 

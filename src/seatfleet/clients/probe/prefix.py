@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core import acceptance as core
 from ...core.metrics import Delta, MetricsError, Page, delta
 from ...core.probe_report import EXIT_CANARY, EXIT_PREFIX, EXIT_TOOLCALL, Check
+from ...headroom.prompts import sized
 from ..vllm import Completion, Kind, SeatError
 from .acceptance import require_light_load, settled
-from .canary import compare_tokens
+from .canary import NO_THINKING, compare_tokens
 from .identity import CACHE_CONFIG
 from .session import Session, user
 
@@ -29,6 +30,9 @@ _DOCUMENT_TOKENS = 4096
 _HYBRID_TOKENS = 12_000
 _ANSWER_TOKENS = 96
 _LADDER = (16, 100, 2_000, 16_000)
+_NEEDLE_TOKENS = 2_000
+#: The last step of the ladder, where the context is longer than 16,000. Deeper is the headroom probe's, off the air.
+_DEEP_TOKENS = 65_536
 #: Room for the chat template around a document.
 _TEMPLATE_TOKENS = 64
 #: Methods whose drafter makes vLLM give up the last matching block of a hit.
@@ -282,17 +286,49 @@ def _greeting(session: Session) -> tuple[list[dict[str, str]], int]:
 
 
 def check_lengths(session: Session) -> None:
-    """Generate after prompts of rising length: kernels that fail above 64 or 2,000 tokens pass every short probe."""
+    """Generate after prompts of rising length: kernels that fail above 64 or 2,000 tokens pass every short probe.
+
+    From 2,000 tokens on the text holds code words. A model that repeats them there has to do so at every greater
+    length: wrong text only at depth, with status 200, was seen on these cards (vllm #54739).
+    """
     limit = session.manifest.max_model_len - _ANSWER_TOKENS - _TEMPLATE_TOKENS
-    done = []
-    for wanted in _LADDER:
-        if wanted > limit:
-            break
-        messages, tokens = _document(session, wanted) if wanted > _TEMPLATE_TOKENS else _greeting(session)
-        answer = session.client.stream(session.body(messages, 8))
-        if answer.prompt_tokens != tokens:
-            why = f"/tokenize counts {tokens} prompt tokens, the answer says {answer.prompt_tokens}"
-            session.check(Check("prompt_lengths", "fail", tokens, answer.prompt_tokens, "tokens", why, EXIT_CANARY))
+    deep = min(limit, _DEEP_TOKENS)
+    done: list[int] = []
+    recalled: list[tuple[int, int]] = []
+    for wanted in (*(length for length in _LADDER if length <= limit), *((deep,) if deep > _LADDER[-1] else ())):
+        tokens, found = _one_length(session, wanted)
+        if found is not None:
+            recalled.append((tokens, found))
+        if tokens < 0:
             return
         done.append(tokens)
     session.ok("prompt_lengths", "an answer at each", done, unit="tokens")
+    _code_words(session, recalled)
+
+
+def _one_length(session: Session, wanted: int) -> tuple[int, int | None]:
+    """Ask with a prompt of that length; return its tokens (-1: miscounted) and how many code words were repeated."""
+    needles = None
+    if wanted < _NEEDLE_TOKENS:
+        messages, tokens = _document(session, wanted) if wanted > _TEMPLATE_TOKENS else _greeting(session)
+    else:
+        model = session.manifest.model_id
+        needles = sized(wanted, lambda chat: session.client.tokenize(model, chat)[0])
+        messages, tokens = [dict(message) for message in needles.messages], needles.tokens
+    answer = session.client.stream(session.body(messages, 8 if needles is None else _ANSWER_TOKENS, **NO_THINKING))
+    if answer.prompt_tokens != tokens:
+        why = f"/tokenize counts {tokens} prompt tokens, the answer says {answer.prompt_tokens}"
+        session.check(Check("prompt_lengths", "fail", tokens, answer.prompt_tokens, "tokens", why, EXIT_CANARY))
+        return -1, None
+    return tokens, None if needles is None else needles.recalled(f"{answer.reasoning}\n{answer.text}")
+
+
+def _code_words(session: Session, recalled: Sequence[tuple[int, int]]) -> None:
+    """Hold a model that repeats the code words of a shorter prompt to those of the longer ones."""
+    if len(recalled) < 2 or recalled[0][1] < 3:
+        session.not_checked("code_words", "the model repeats none at a small length, or no longer prompt fits")
+        return
+    lost = [f"{found} of 3 at {tokens:,} tokens" for tokens, found in recalled if found < 3]
+    why = f"all three code words were repeated at {recalled[0][0]:,} tokens, but {', '.join(lost)}" if lost else None
+    seen = [found for _, found in recalled]
+    session.check(Check("code_words", "fail" if lost else "ok", 3, seen, "of 3", why, EXIT_CANARY))
