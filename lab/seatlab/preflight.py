@@ -26,8 +26,8 @@ def missing_packages(which: Callable[[str], str | None] = shutil.which) -> list[
     return sorted({package for command, package in PACKAGES.items() if which(command) is None})
 
 
-# systemd, journald, logind and udev of a host take 6 or 7, all counted on root out here. A host that gets none ends while
-# it boots and says nothing.
+# systemd, journald, logind and udev of a host take 6 or 7, all counted on root out here. A host that gets none ends
+# while it boots and says nothing.
 INOTIFY_PER_HOST = 10
 
 
