@@ -53,6 +53,20 @@ def recorded_host(tmp_path: Path, capture: str, changes: Mapping[str, Sequence[s
     return RecordedHost(*_lay_out(tmp_path, capture, changes or {}))
 
 
+def nvidia_smi_script(capture: str) -> str:
+    """Return the text of an nvidia-smi that answers as recorded and refuses every other question."""
+    parts = (CAPTURES / f"{capture}.txt").read_text().split("\n\n")
+    return _text([_answer(part)[1] for part in parts if part.startswith("$ nvidia-smi ")])
+
+
+def _answer(part: str) -> tuple[str, tuple[str, str, int]]:
+    """Return the command and (arguments, output, exit code) of one part of a capture."""
+    head, *lines = part.splitlines()
+    body = "".join(f"{line[2:]}\n" for line in lines if line.startswith("|"))
+    name, _, arguments = head[2:].partition(" ")
+    return name, (arguments, body, int(lines[-1].removeprefix("= ")))
+
+
 def _lay_out(tmp_path: Path, capture: str, changes: Mapping[str, Sequence[str]]) -> tuple[Path, Recorded]:
     text = (CAPTURES / f"{capture}.txt").read_text()
     parts = [part for part in text.split("\n\n") if part.startswith(("$ ", "@ "))]
@@ -65,23 +79,26 @@ def _lay_out(tmp_path: Path, capture: str, changes: Mapping[str, Sequence[str]])
     commands: Recorded = {}
     for part in parts:
         head, *lines = part.splitlines()
-        body = "".join(f"{line[2:]}\n" for line in lines if line.startswith("|"))
         if head.startswith("@ "):
             file = root / head[3:]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(body)
+            file.write_text("".join(f"{line[2:]}\n" for line in lines))
         else:
-            name, _, arguments = head[2:].partition(" ")
-            commands.setdefault(name, []).append((arguments, body, int(lines[-1].removeprefix("= "))))
+            name, answer = _answer(part)
+            commands.setdefault(name, []).append(answer)
     (root / "dev/shm").mkdir(parents=True)
     return root, commands
 
 
 def _script(path: Path, answers: list[tuple[str, str, int]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_text(answers))
+    path.chmod(0o755)
+
+
+def _text(answers: list[tuple[str, str, int]]) -> str:
     cases = [
         f"{shlex.quote(arguments)}) /usr/bin/printf %s {shlex.quote(body)}; exit {code} ;;"
         for arguments, body, code in answers
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('#!/bin/sh\ncase "$*" in\n' + "\n".join([*cases, REFUSED]) + "\nesac\n")
-    path.chmod(0o755)
+    return '#!/bin/sh\ncase "$*" in\n' + "\n".join([*cases, REFUSED]) + "\nesac\n"

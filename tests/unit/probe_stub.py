@@ -428,5 +428,6 @@ def manifest_for(stub: StubSeat, **changes: Any) -> Manifest:
         canary="off",
         model_path=Path(__file__).parent / "data" / "models" / "tiny-oracle-qwen3next",
         drafter_path=None,
+        sampling={"temperature": 1.0, "top_p": 0.95},
     )
     return replace(manifest, **changes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from seatfleet.core.gateway_config import BEGIN, END, ConfigError, edit, entry, environment, variable
+from seatfleet.core.gateway_config import BEGIN, END, ConfigError, edit, entry, entry_id, environment, variable
 from seatfleet.core.gateway_state import WantedAlias
 
 WANT = WantedAlias(
@@ -58,7 +58,7 @@ def test_a_host_changes_only_its_own_entries() -> None:
     assert names(both.text) == ["gen-large", "gen-small", "theirs"]
     assert both.before == {}
     changed = edit(both.text, "fv-ml1", [replace(WANT, sampling={})])
-    assert set(changed.before) == set(changed.after) == {WANT.base_id}
+    assert set(changed.before) == set(changed.after) == {entry_id(WANT)}
     assert names(edit(changed.text, "fv-ml1", []).text) == ["gen-small", "theirs"]
 
 
@@ -99,3 +99,9 @@ def test_the_environment_file_keeps_other_hosts() -> None:
     third = environment(second, "fv-ml1", {"flash-next": "rotated"})
     assert third.splitlines() == ["SEATFLEET_KEY_FV_ML1_FLASH_NEXT=rotated", "SEATFLEET_KEY_SPARK_1_DENSE=c"]
     assert environment(third, "fv-ml1", {"flash-next": "rotated"}) == third
+
+
+def test_the_file_and_the_database_never_share_an_id() -> None:
+    """Deleting the database's deployment would take the file's out of the running proxy."""
+    assert entry(WANT)["model_info"]["id"] == entry_id(WANT)
+    assert entry_id(WANT) not in {WANT.deployment_id(revision) for revision in (1, 2, 3)}

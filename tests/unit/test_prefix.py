@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak
+from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak, words
 
 from seatfleet.clients.probe import Options, probe
 from seatfleet.clients.probe.prefix import expected_hits
@@ -174,6 +177,35 @@ def test_prompt_lengths(stub: StubSeat) -> None:
     assert 1500 < lengths[-1] < 2500
 
 
+def recalling(forgets_at: int) -> Callable[[dict[str, Any]], Answer]:
+    """Answer with the code words of a prompt, up to a length."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        text = body["messages"][-1]["content"]
+        found = re.findall(r"A code word is (\w+)\.", text) if len(text.split()) < forgets_at else []
+        return speak(", ".join(found), body) if found else words(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("forgets_at", "status", "seen"),
+    [(10**9, "ok", [3, 3, 3]), (30_000, "fail", [3, 3, 0]), (1, "not_checked", None)],
+)
+def test_code_words_are_read_at_every_length(
+    stub: StubSeat, forgets_at: int, status: str, seen: list[int] | None
+) -> None:
+    stub.max_model_len = 80_000
+    stub.cache_config["kv_cache_size_tokens"] = "200000"
+    stub.answer = recalling(forgets_at)
+    report = run(stub, max_model_len=80_000)
+    assert check(report, "code_words") == (status, seen)
+    assert check(report, "prompt_lengths")[1][-1] > 65_000  # type: ignore[index]
+    if status == "fail":
+        assert report.exit == codes.EXIT_CANARY
+        assert "but 0 of 3 at 65,5" in str(report.cause)
+
+
 def test_a_crash_at_a_longer_prompt(stub: StubSeat) -> None:
     def crash(_: int) -> None:
         if len(stub.prompts[-1]["messages"][0]["content"]) > 8000:
@@ -230,3 +262,52 @@ def test_passive_findings(stub: StubSeat, what: str, words: str) -> None:
     report = run(stub, "passive", host)
     assert report.exit in (codes.EXIT_NOT_READY, codes.EXIT_IDENTITY)
     assert words in str(report.cause)
+
+
+# -- what the planner says
+
+
+def test_lengths_come_from_the_planner(stub: StubSeat) -> None:
+    """The engine names the block of one kind of layers; a hit ends where the blocks of all kinds do."""
+    stub.max_model_len = 20_000
+    stub.cache_config["kv_cache_size_tokens"] = "200000"
+    report = run(stub, max_model_len=20_000)
+    status, planned = check(report, "prefix.planned")
+    assert status == "ok"
+    assert isinstance(planned, int)
+    assert planned % 16 == 0
+    assert planned > 16
+    longest = max(stub.count(body) for body in stub.prompts if body["max_tokens"] == 96)
+    assert longest > 2 * planned
+    (found,) = (one for one in report.checks if one.id == "prefix.hits")
+    assert int(str(found.expected).removeprefix(">= ")) % planned == 0
+
+
+def test_a_model_that_is_not_planned_is_said(stub: StubSeat) -> None:
+    assert check(run(stub, model_path=None), "prefix.planned")[0] == "not_checked"
+
+
+# -- the budget of heavy levels
+
+
+def test_a_spent_budget_refuses_heavy_levels_of_this_start_only(stub: StubSeat, tmp_path: Path) -> None:
+    def again() -> Report:
+        wanted = manifest(stub)
+        options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=tmp_path)
+        with SeatClient(wanted.base_url, KEY, Limits(get=1, token=1, request=5)) as client:
+            return probe(wanted, client, FakeHost(), options, "prefix")
+
+    assert again().exit == codes.EXIT_READY
+    file = tmp_path / "budget.json"
+    (first,) = json.loads(file.read_text())["runs"]
+    assert first["tokens"] > 5_000
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000}]}))
+    before = stub.generations
+    report = again()
+    assert (report.exit, str(report.cause)[:7]) == (codes.EXIT_BUSY, "budget:")
+    assert stub.generations - before < 5  # READY and canary only
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000, "at": first["at"] - 3700}]}))
+    assert again().exit == codes.EXIT_READY
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000}]}))
+    stub.start_time += 60
+    assert again().exit == codes.EXIT_READY

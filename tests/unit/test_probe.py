@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -164,6 +168,27 @@ def test_hung_server_process(stub: StubSeat, host: FakeHost) -> None:
     report = run(stub, host, options=Options(ready_timeout_s=60, poll_s=0.05))
     assert report.exit == codes.EXIT_NOT_READY
     assert "/metrics does not answer either" in str(report.cause)
+
+
+def test_a_process_that_was_stopped_is_told_from_one_that_works(host: FakeHost) -> None:
+    """SIGSTOP to a real server process: its port still accepts connections, as the kernel does that."""
+    code = "import threading, probe_stub; print(probe_stub.StubSeat().port, flush=True); threading.Event().wait()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            far = StubSeat()
+            far.close()
+            far.port = int(server.stdout.readline())
+            assert run(far, host).exit == codes.EXIT_READY
+            server.send_signal(signal.SIGSTOP)
+            report = run(far, host, options=Options(ready_timeout_s=60, poll_s=0.05))
+            assert report.exit == codes.EXIT_NOT_READY
+            assert "the engine hangs" in str(report.cause)
+            server.send_signal(signal.SIGCONT)
+            assert run(far, host).exit == codes.EXIT_READY
+        finally:
+            server.kill()
 
 
 def test_busy_is_not_dead(stub: StubSeat, host: FakeHost) -> None:
@@ -379,11 +404,43 @@ def test_a_drafter_that_breaks_with_several_requests_at_once(stub: StubSeat, hos
     assert str(report.cause).startswith("acceptance.count.together: AL ")
 
 
+def test_a_drafter_that_breaks_with_the_callers_temperature(stub: StubSeat, host: FakeHost) -> None:
+    """As callers sample, four at once: verification that only a temperature corrupts."""
+
+    def sampled(_: int) -> None:
+        hot = stub.prompts[-1]["temperature"] > 0
+        stub.rates = [0.09, 0.01] if hot else [1.0, 1.0]
+
+    stub.before_generation = sampled
+    report = run(stub, host, "acceptance")
+    assert report.acceptance["count.together"]["status"] == "ok"
+    assert report.exit == codes.EXIT_ACCEPT_LOW
+    assert str(report.cause).startswith("acceptance.count.sampled: AL 1.1")
+    assert sum(body["temperature"] == 1.0 and body["top_p"] == 0.95 for body in stub.prompts) == 4
+
+
+def test_a_drafter_that_is_right_less_often_with_a_temperature(stub: StubSeat, host: FakeHost) -> None:
+    def sampled(_: int) -> None:
+        stub.rates = [0.6, 0.4] if stub.prompts[-1]["temperature"] > 0 else [1.0, 1.0]
+
+    stub.before_generation = sampled
+    assert run(stub, host, "acceptance").exit == codes.EXIT_READY
+
+
+def test_callers_that_say_nothing_about_sampling(stub: StubSeat, host: FakeHost) -> None:
+    report = run(stub, host, "acceptance", manifest=manifest_for(stub, sampling={}))
+    (found,) = (check for check in report.checks if check.id == "acceptance.count.sampled")
+    assert found.status == "not_checked"
+
+
+EXTRA = ("count.sampled", "count.together")
+
+
 def test_bands_of_the_method_when_none_are_declared(stub: StubSeat, host: FakeHost) -> None:
     stub.rates = [0.95, 0.9]
     manifest = manifest_for(stub, acceptance=None)
     report = run(stub, host, "acceptance", manifest=manifest)
-    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", "count.together", "prose"])
+    assert (report.exit, sorted(report.acceptance)) == (codes.EXIT_READY, ["code", "count", *EXTRA, "prose"])
     stub.rates = [1.0, 1.0]
     report = run(stub, host, "acceptance", manifest=manifest)
     assert report.exit == codes.EXIT_ACCEPT_BROKEN

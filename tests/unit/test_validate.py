@@ -259,7 +259,7 @@ def test_a_deploy_is_refused_while_placeholders_are_left(play: Play) -> None:
     code, out = play.run("-l", "gw-1")
     assert code != 0
     vault = [line for line in lines(out) if line.startswith("group_vars/production/vault.yml")]
-    assert len(vault) == 7
+    assert len(vault) == 6
     assert any(
         line.startswith("group_vars/gw_1/main.yml:6: gateway: gateway_query_engine.sha256:") for line in lines(out)
     )

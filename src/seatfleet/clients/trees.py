@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -50,6 +51,32 @@ def build(lock: Lock, name: str, cache: Path, report: Report) -> Path:
     staging.rename(final)
     report(f"{name}: {', '.join(pin.file for pin in pins)} unpacked in {final}")
     return final
+
+
+def newest(distribution: str, version: str | None, cache: Path, report: Report) -> Path:
+    """Return the tree of a release on the package index that no lock names, the newest one without ``version``.
+
+    Raises:
+        WheelhouseError: pip failed; the index may not have that version.
+    """
+    with tempfile.TemporaryDirectory(prefix="survey-", dir=_made(cache / "wheels")) as scratch:
+        wanted = f"{distribution}=={version}" if version else distribution
+        report(f"{wanted}: asking the index")
+        name = wheelhouse.download_one(wanted, Path(scratch))
+        final = cache / "trees" / name.stem
+        if not (final / MARKER).is_file():
+            staging = final.with_name(f".{final.name}.partial")
+            shutil.rmtree(staging, ignore_errors=True)
+            _made(staging)
+            _unpack(name, staging)
+            (staging / MARKER).write_text(json.dumps({name.name: "the index"}) + "\n", encoding="utf-8")
+            staging.rename(final)
+    return final
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def location(cache: Path, name: str) -> Path:

@@ -318,6 +318,29 @@ def _pip_download(requirements: Path, target: Target, directory: Path, report: R
         raise WheelhouseError(f"pip download failed; run again to resume. Its last lines:\n  {last}")
 
 
+def download_one(requirement: str, directory: Path) -> Path:
+    """Download the wheel of one requirement for CPython 3.12 on x86_64, without what it needs, and return its path.
+
+    Raises:
+        WheelhouseError: pip failed, or there is no pip.
+    """
+    pip = _pip()
+    if pip is None:
+        raise WheelhouseError("no pip to download with; python3 -m ensurepip brings one")
+    target = Target(12, "x86_64", 35)
+    command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--quiet"]
+    command += ["--implementation=cp", f"--python-version={target.python}"]
+    command += [f"--platform={platform}" for platform in target.platforms]
+    environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
+    done = subprocess.run(
+        [*command, f"--dest={directory}", requirement], env=environment, capture_output=True, text=True, check=False
+    )
+    wheels_found = list(directory.glob("*.whl"))
+    if done.returncode != 0 or len(wheels_found) != 1:
+        raise WheelhouseError(f"pip download {requirement} failed:\n  {done.stderr.strip()[-600:]}")
+    return wheels_found[0]
+
+
 def _verify(lock: Lock, fresh: Sequence[Pin], staging: Path, name: str) -> None:
     wrong = []
     for pin in fresh:

@@ -4,6 +4,8 @@
   check NAME...   say what is missing for a fetch: wheels that are on no index, pip, room on the disk
   fetch NAME...   build the wheelhouse of a lock in the cache: mirror/wheelhouses/NAME
   trees NAME...   unpack the Python files of the lock's vLLM in the cache: mirror/trees/NAME, for trying patch series
+  survey [VERSION] what another vLLM (default: the newest on the index) would change: pins, patches, flags of the seats;
+                  exit code 1 when something has to be changed by hand
   toolbox         build the hosts' toolbox, this checkout's own wheel among it, in the cache: mirror/toolbox
 
 The cache is $SEATFLEET_CACHE (default ~/.cache/seatfleet). Wheels that are on no package index are looked for in the
@@ -27,6 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     parser.add_argument("--project", type=Path, help="the checkout (default: the one around the current directory)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    survey = actions.add_parser("survey")
+    survey.add_argument("version", nargs="?", metavar="VERSION", help="default: the newest on the package index")
+    survey.add_argument("--tree", type=Path, metavar="DIR", help="an unpacked wheel instead of a download")
+    survey.add_argument("--inventory", type=Path, help="whose seats count (default: inventory/production)")
     for action in ("lock", "check", "fetch", "trees", "toolbox"):
         parser = actions.add_parser(action)
         if action == "toolbox":
@@ -44,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     project = args.project or project_root(Path.cwd())
     try:
-        return _run(project, args)
+        return _survey(project, args) if args.action == "survey" else _run(project, args)
     except WheelhouseError as error:
         print(error, file=sys.stderr)
         return 1
@@ -90,6 +96,43 @@ def _run(project: Path, args: argparse.Namespace) -> int:
         if args.archive:
             _say(f"{wheelhouse.write_archive(built)}")
     return 0
+
+
+def _survey(project: Path, args: argparse.Namespace) -> int:
+    import yaml
+
+    from seatfleet.clients import project as places
+    from seatfleet.clients import release_survey, trees
+    from seatfleet.clients.inventory import read_inventory
+    from seatfleet.core import patches
+    from seatfleet.core.locks import parse_lock
+
+    tree = args.tree or trees.newest("vllm", args.version, places.cache_root(), _say)
+    candidate = release_survey.read_candidate(tree)
+    inventory = read_inventory(args.inventory or project / "inventory/production")
+    used = release_survey.uses({host: inventory.hosts[host] for host in inventory.members})
+    _say(f"vLLM {candidate.version} ({tree}), {len(used)} seats")
+    by_hand = False
+    releases = yaml.safe_load((project / "group_vars/all/releases.yml").read_text(encoding="utf-8"))["releases"]
+    for name, entry in releases.items():
+        if entry["distribution"] != "vllm":
+            continue
+        path = entry["locks"].get("x86_64") or entry["locks"]["aarch64"]
+        folder = project / "files/patches" / entry["series"] if entry.get("series") else None
+        series = diffs = None
+        if folder is not None:
+            written = yaml.safe_load((folder / "series.yml").read_text(encoding="utf-8"))
+            series = patches.select(patches.load_series(written, str(folder)), entry.get("patches"))
+            diffs = patches.load_diffs(folder, series)
+        lock = parse_lock((project / path).read_text(encoding="utf-8"), path)
+        own = project / f"files/patches/vllm-{candidate.version}/series.yml"
+        listed = yaml.safe_load(own.read_text(encoding="utf-8"))["patches"] if own.is_file() else []
+        ported = frozenset(patch["name"] for patch in listed)
+        found = release_survey.survey(name, entry, lock, series, diffs or {}, candidate, used, ported)
+        for line in release_survey.lines(found, candidate):
+            _say(line)
+        by_hand = by_hand or found.by_hand
+    return int(by_hand)
 
 
 def _named(recipes: dict[str, Recipe], names: list[str]) -> list[Recipe]:

@@ -49,13 +49,14 @@ LIBRARY_ENV = (
 )
 #: Names that patches of our own series read.
 PATCH_ENV_NAMES = ("INC_EXPECT_FP8_LAYERS", "LM_HEAD_INT8", "LM_HEAD_INT8_KEEP_BF16")
-LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "NO_PROXY", "PATH", "TZ")
+LIBRARY_ENV_NAMES = ("DO_NOT_TRACK", "LANG", "LC_ALL", "MAX_JOBS", "NO_PROXY", "NVCC_THREADS", "PATH", "TZ")
 
 
 FLEET_VARIABLES = (
     "seats",
     "seat_defaults",
     "seat_class_defaults",
+    "seat_environment",
     "seat_profiles",
     "releases",
     "models",
@@ -196,6 +197,7 @@ class _Item:
     name: str
     read: Read
     locate: Locate
+    class_environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -299,8 +301,15 @@ def _read_host(host: str, variables: Mapping[str, Any], locate: Locate, report: 
             report.add(Problem(locate(host, ("seats",)), f"host {host}", "seats", expected, show(seats)), [host])
         return
     presets = _presets(host, variables, locate, report)
+    shared = variables.get("seat_environment", {})
+    if not isinstance(shared, Mapping):
+        report.add(
+            Problem(locate(host, ("seat_environment",)), f"host {host}", "seat_environment", "a mapping", show(shared)),
+            [host],
+        )
+        shared = {}
     for name, written in seats.items():
-        item = _Item(host, str(name), read_seat(str(name), host, written, presets), locate)
+        item = _Item(host, str(name), read_seat(str(name), host, written, presets), locate, shared)
         for problem in seat_problems(item.name, host, item.read, lambda path: locate(host, path)):
             report.add(problem, [host])
         for path in item.read.findings.unknown_yet:
@@ -543,15 +552,27 @@ def _check_environment(item: _Item, release: Entry, files: ProjectFiles | None, 
     known = files.environment_names(path) if files is not None and isinstance(path, str) else None
     for name in item.value("env") or {}:
         at = ("env", name)
-        if name.startswith("VLLM_"):
-            if known is None:
-                report.skip(item.unchecked(at, f"no list of the names that {release.name} knows"), [item.host])
-            elif name not in known:
-                expected = f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
-                report.add(item.problem(at, expected, show(name)), [item.host])
-        elif not name.startswith(LIBRARY_ENV) and name not in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
-            expected = "a VLLM_ name or one of a library under it (" + ", ".join(f"{p}*" for p in LIBRARY_ENV) + ")"
+        if name.startswith("VLLM_") and known is None:
+            report.skip(item.unchecked(at, f"no list of the names that {release.name} knows"), [item.host])
+        elif expected := _unknown_name(name, release, known or frozenset()):
             report.add(item.problem(at, expected, show(name)), [item.host])
+    for name in item.class_environment:
+        # What a release without a list knows is not known of the seats' own names either, and said there.
+        if (name.startswith("VLLM_") and known is None) or not (
+            expected := _unknown_name(name, release, known or frozenset())
+        ):
+            continue
+        where = item.locate(item.host, ("seat_environment", name))
+        report.add(Problem(where, f"host {item.host}", f"seat_environment.{name}", expected, show(name)), [item.host])
+
+
+def _unknown_name(name: str, release: Entry, known: frozenset[str]) -> str | None:
+    """Return what was expected instead of a name that nothing in a seat's process reads, None when something does."""
+    if name.startswith("VLLM_"):
+        return None if name in known else f"a VLLM_ name that {release.name} knows{did_you_mean(name, known)}"
+    if name.startswith(LIBRARY_ENV) or name in (*LIBRARY_ENV_NAMES, *PATCH_ENV_NAMES):
+        return None
+    return "a VLLM_ name or one of a library under it (" + ", ".join(f"{prefix}*" for prefix in LIBRARY_ENV) + ")"
 
 
 def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> None:

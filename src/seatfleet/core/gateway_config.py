@@ -41,6 +41,15 @@ def variable(host: str, seat: str) -> str:
     return "SEATFLEET_KEY_" + re.sub(r"[^A-Z0-9]", "_", f"{host}_{seat}".upper())
 
 
+def entry_id(want: WantedAlias) -> str:
+    """Return the deployment id of an alias in the file.
+
+    Not the one it has in the database: LiteLLM keeps deployments by id, so deleting the database's would take the
+    file's out of the running proxy with it (measured on 1.106.12: every call a 400 until a restart).
+    """
+    return f"file-{want.host}-{want.seat}-{want.alias}"
+
+
 def entry(want: WantedAlias) -> dict[str, Any]:
     """Return one entry of ``model_list``."""
     body = want.body(1)
@@ -48,7 +57,7 @@ def entry(want: WantedAlias) -> dict[str, Any]:
     return {
         "model_name": want.alias,
         "litellm_params": {**want.public_params(), "api_key": f"os.environ/{variable(want.host, want.seat)}"},
-        "model_info": {**body["model_info"], MANAGED_BY: marker},
+        "model_info": {**body["model_info"], "id": entry_id(want), MANAGED_BY: marker},
     }
 
 
@@ -72,7 +81,7 @@ def edit(text: str, host: str, wanted: Sequence[WantedAlias]) -> Edit:
     return Edit(
         text=_joined(head, new, tail) if new else _emptied(head + tail) if block else text,
         before={_identity(item): _shown(item) for item in mine},
-        after={want.base_id: _shown(entry(want)) for want in wanted},
+        after={entry_id(want): _shown(entry(want)) for want in wanted},
         dropped=tuple(sorted({item["model_name"] for item in mine} - names)),
     )
 

@@ -264,13 +264,15 @@ def _cards_on_the_bus(host: LocalHost) -> tuple[str, ...]:
 
 def _limits(host: LocalHost) -> Limits:
     shm = host.space("/dev/shm")
-    mounts = (line.split() for line in (host.text("/proc/mounts") or "").splitlines())
+    mounts = [line.split() for line in (host.text("/proc/mounts") or "").splitlines()]
+    # The last one is on top.
+    kinds = [words[2] for words in mounts if len(words) > 2 and words[1] == "/dev/shm"]
     return Limits(
         open_files=_integer(host.text("/proc/sys/fs/nr_open")),
         maps=_integer(host.text("/proc/sys/vm/max_map_count")),
         overcommit=_integer(host.text("/proc/sys/vm/overcommit_memory")),
         shm=shm.f_blocks * shm.f_frsize,
-        shm_kind=next((words[2] for words in mounts if len(words) > 2 and words[1] == "/dev/shm"), "no mount"),
+        shm_kind=kinds[-1] if kinds else "no mount",
     )
 
 

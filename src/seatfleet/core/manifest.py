@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Manifest:
     canary: str
     model_path: Path | None
     drafter_path: Path | None
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what callers send, from the first alias that says
 
 
 CANARY_MODES = ("auto", "answers", "golden", "off")
@@ -136,6 +137,7 @@ class _Reader:
             canary=canary,
             model_path=self.path("model_path"),
             drafter_path=self.path("drafter_path"),
+            sampling=self.optional(dict, "sampling", within="probe") or {},
         )
         if self.problems:
             raise ProblemsError(self.problems)

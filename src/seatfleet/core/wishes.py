@@ -47,7 +47,8 @@ def gather(
     present = load_seats(seats, host, presets)
     manifests = {name: found for name in used_models(present) if (found := _manifest(project, models.get(name)))}
     return Wishes(
-        hardware=hardware,
+        # A plain one: Ansible passes a mapping of its own that cannot be copied by type.
+        hardware=dict(hardware),
         releases=tuple(_release(spec, catalogue[spec["name"]], release_root) for spec in releases),
         models=tuple(
             ModelWish(name, f"{model_root}/{manifest.directory}", manifest.size) for name, manifest in manifests.items()

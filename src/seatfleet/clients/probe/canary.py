@@ -29,7 +29,7 @@ _ANSWER_TOKENS = 48
 _PROSE_TOKENS = 200
 _GOLDEN_PROMPT = "Name the months of the year in order, separated by commas."
 #: For templates that know it; others ignore it.
-_NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def check_canary_deep(session: Session) -> None:
 
 def _ask(session: Session, question: Question) -> str:
     """Return everything the model said, thinking included."""
-    answer = session.client.stream(session.body(user(question.text), _ANSWER_TOKENS, **_NO_THINKING))
+    answer = session.client.stream(session.body(user(question.text), _ANSWER_TOKENS, **NO_THINKING))
     return f"{answer.reasoning}\n{answer.text}"
 
 
@@ -200,7 +200,7 @@ class _Golden:
 
 
 def _golden_answer(session: Session) -> Completion:
-    return session.client.stream(session.body(user(_GOLDEN_PROMPT), _GOLDEN_TOKENS, **session.leads(), **_NO_THINKING))
+    return session.client.stream(session.body(user(_GOLDEN_PROMPT), _GOLDEN_TOKENS, **session.leads(), **NO_THINKING))
 
 
 def _stream_is_not_another(session: Session) -> None:
@@ -220,7 +220,7 @@ def _stream_is_not_another(session: Session) -> None:
 
 def _garbage(session: Session) -> None:
     """Look at a longer text, with log probabilities: NaN shows as an error 500 or as null there."""
-    body = session.body(user(prompt("prose", 3)), _PROSE_TOKENS, **session.leads(), **_NO_THINKING)
+    body = session.body(user(prompt("prose", 3)), _PROSE_TOKENS, **session.leads(), **NO_THINKING)
     try:
         answer: Completion = session.client.stream(body)
     except SeatError as error:

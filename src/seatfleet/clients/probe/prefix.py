@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...core import acceptance as core
 from ...core.metrics import Delta, MetricsError, Page, delta
+from ...core.modelconfig import UnknownModelError
+from ...core.planner import PlanError
 from ...core.probe_report import EXIT_CANARY, EXIT_PREFIX, EXIT_TOOLCALL, Check
+from ...headroom.prompts import sized
 from ..vllm import Completion, Kind, SeatError
 from .acceptance import require_light_load, settled
-from .canary import compare_tokens
-from .identity import CACHE_CONFIG
+from .canary import NO_THINKING, compare_tokens
+from .identity import CACHE_CONFIG, planned_layout
 from .session import Session, user
 
 _QUERIES = "vllm:prefix_cache_queries_total"
@@ -29,6 +32,9 @@ _DOCUMENT_TOKENS = 4096
 _HYBRID_TOKENS = 12_000
 _ANSWER_TOKENS = 96
 _LADDER = (16, 100, 2_000, 16_000)
+_NEEDLE_TOKENS = 2_000
+#: The last step of the ladder, where the context is longer than 16,000. Deeper is the headroom probe's, off the air.
+_DEEP_TOKENS = 65_536
 #: Room for the chat template around a document.
 _TEMPLATE_TOKENS = 64
 #: Methods whose drafter makes vLLM give up the last matching block of a hit.
@@ -55,7 +61,11 @@ def check_prefix(session: Session) -> None:
     if not session.manifest.prefix_caching:
         _expect_no_hits(session)
         return
-    wanted = max(_HYBRID_TOKENS if hybrid else _DOCUMENT_TOKENS, 2 * block + 1)
+    planned = _planned_block(session)
+    block = max(block, planned or 0)
+    least = _DOCUMENT_TOKENS if planned is not None or not hybrid else _HYBRID_TOKENS
+    # Two blocks and a little: one may be given up for a drafter, and the last token is always computed.
+    wanted = max(least, 2 * block + _TEMPLATE_TOKENS)
     messages, tokens = _document(session, wanted)
     if tokens <= block:
         session.not_checked("prefix", f"a block has {block} tokens, the context leaves room for {tokens}")
@@ -69,6 +79,22 @@ def check_prefix(session: Session) -> None:
     session.report.ttft_s.update(
         cold=round(first, 4), warm=round(second, 4), ratio=round(first / second, 2) if second else 0.0
     )
+
+
+def _planned_block(session: Session) -> int | None:
+    """Return the tokens between two places at which every kind of layer can be taken up again, as the planner has it.
+
+    The engine reports one kind's block. On a hybrid model with a drafter of another page size the kinds differ (2,240
+    and 4,480), and a hit ends where all of them end. None for a model that is not planned.
+    """
+    try:
+        layout = planned_layout(session)
+    except (UnknownModelError, PlanError, OSError, ValueError) as error:
+        session.not_checked("prefix.planned", f"not planned: {error}")
+        return None
+    block = math.lcm(*(group.block_tokens for group in layout.groups))
+    session.ok("prefix.planned", block, block, unit="tokens", evidence=f"of all kinds of layers ({layout.confidence})")
+    return block
 
 
 def _block_tokens(page: Page) -> int:
@@ -282,17 +308,49 @@ def _greeting(session: Session) -> tuple[list[dict[str, str]], int]:
 
 
 def check_lengths(session: Session) -> None:
-    """Generate after prompts of rising length: kernels that fail above 64 or 2,000 tokens pass every short probe."""
+    """Generate after prompts of rising length: kernels that fail above 64 or 2,000 tokens pass every short probe.
+
+    From 2,000 tokens on the text holds code words. A model that repeats them there has to do so at every greater
+    length: wrong text only at depth, with status 200, was seen on these cards (vllm #54739).
+    """
     limit = session.manifest.max_model_len - _ANSWER_TOKENS - _TEMPLATE_TOKENS
-    done = []
-    for wanted in _LADDER:
-        if wanted > limit:
-            break
-        messages, tokens = _document(session, wanted) if wanted > _TEMPLATE_TOKENS else _greeting(session)
-        answer = session.client.stream(session.body(messages, 8))
-        if answer.prompt_tokens != tokens:
-            why = f"/tokenize counts {tokens} prompt tokens, the answer says {answer.prompt_tokens}"
-            session.check(Check("prompt_lengths", "fail", tokens, answer.prompt_tokens, "tokens", why, EXIT_CANARY))
+    deep = min(limit, _DEEP_TOKENS)
+    done: list[int] = []
+    recalled: list[tuple[int, int]] = []
+    for wanted in (*(length for length in _LADDER if length <= limit), *((deep,) if deep > _LADDER[-1] else ())):
+        tokens, found = _one_length(session, wanted)
+        if found is not None:
+            recalled.append((tokens, found))
+        if tokens < 0:
             return
         done.append(tokens)
     session.ok("prompt_lengths", "an answer at each", done, unit="tokens")
+    _code_words(session, recalled)
+
+
+def _one_length(session: Session, wanted: int) -> tuple[int, int | None]:
+    """Ask with a prompt of that length; return its tokens (-1: miscounted) and how many code words were repeated."""
+    needles = None
+    if wanted < _NEEDLE_TOKENS:
+        messages, tokens = _document(session, wanted) if wanted > _TEMPLATE_TOKENS else _greeting(session)
+    else:
+        model = session.manifest.model_id
+        needles = sized(wanted, lambda chat: session.client.tokenize(model, chat)[0])
+        messages, tokens = [dict(message) for message in needles.messages], needles.tokens
+    answer = session.client.stream(session.body(messages, 8 if needles is None else _ANSWER_TOKENS, **NO_THINKING))
+    if answer.prompt_tokens != tokens:
+        why = f"/tokenize counts {tokens} prompt tokens, the answer says {answer.prompt_tokens}"
+        session.check(Check("prompt_lengths", "fail", tokens, answer.prompt_tokens, "tokens", why, EXIT_CANARY))
+        return -1, None
+    return tokens, None if needles is None else needles.recalled(f"{answer.reasoning}\n{answer.text}")
+
+
+def _code_words(session: Session, recalled: Sequence[tuple[int, int]]) -> None:
+    """Hold a model that repeats the code words of a shorter prompt to those of the longer ones."""
+    if len(recalled) < 2 or recalled[0][1] < 3:
+        session.not_checked("code_words", "the model repeats none at a small length, or no longer prompt fits")
+        return
+    lost = [f"{found} of 3 at {tokens:,} tokens" for tokens, found in recalled if found < 3]
+    why = f"all three code words were repeated at {recalled[0][0]:,} tokens, but {', '.join(lost)}" if lost else None
+    seen = [found for _, found in recalled]
+    session.check(Check("code_words", "fail" if lost else "ok", 3, seen, "of 3", why, EXIT_CANARY))
