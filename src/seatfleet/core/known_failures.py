@@ -405,16 +405,6 @@ _WHEELS = (
         ),
         pattern=r"error: unrecognized arguments: ",
     ),
-        detect="a generation that does not start gives the last proven one back; four failed starts end the loop",
-        explain="the release does not know this flag; remove it under engine:, or keep the older release",
-        covered=(
-            "test_rollout::test_a_bad_generation_gives_the_old_one_back",
-            "test_release_survey::test_what_would_change",
-        ),
-        prevent="seatctl release survey names options of the fleet's seats that another vLLM does not have",
-        open="arguments are not parsed with the new wheel before the stop",
-        pattern=r"error: unrecognized arguments: ",
-    ),
     Failure(
         id="W13",
         symptom="a cache directory is not writable",
