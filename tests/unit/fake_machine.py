@@ -38,6 +38,7 @@ class FakeMachine:
     immortal: bool = False  # does not end on SIGKILL either
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
+    shortage: list[str] = field(default_factory=list)
     refusal: str | None = None  # of the release, for any flags
     # In use on the seat's cards, and held by it: what each look sees, the last for ever.
     memory: list[tuple[int, int]] = field(default_factory=list)
@@ -148,6 +149,11 @@ class FakeMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         return self.lacking
+
+    def short_of_memory(
+        self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
+    ) -> list[str]:
+        return self.shortage
 
     def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
         if not cards or not self.memory:

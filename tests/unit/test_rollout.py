@@ -186,6 +186,15 @@ def test_what_can_be_known_before_the_stop_touches_nothing(
     assert links(machine) == (OLD.name, None)
 
 
+def test_a_seat_without_room_touches_nothing_and_names_the_holder(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.shortage = ["card GPU-1 has 10.00 GiB free, the seat wants 86.40 GiB: python3 (process 9) holds 70.00 GiB"]
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith("nothing was touched: card GPU-1 has 10.00 GiB free")
+    assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
+
+
 def test_flags_that_the_release_refuses_touch_nothing(machine: FakeMachine) -> None:
     deploy(machine, OLD)
     machine.refusal = "vllm serve: error: unrecognized arguments: --swap-space 4"

@@ -113,6 +113,11 @@ class Machine(Protocol):
     def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
         """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
 
+    def short_of_memory(
+        self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
+    ) -> list[str]:
+        """Return why a generation would not find its memory once ``serving`` has given back its own, in words."""
+
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
 
@@ -343,10 +348,13 @@ class Rollout:
         if memory is not None and memory[1]:
             self._wait_for_memory(cards, memory[0] - memory[1] + GPU_TOLERANCE)
 
+    def _serving(self) -> dict[str, Any] | None:
+        current = generations.link_target(self.paths.current)
+        return generations.read_manifest(self.paths, current) if current else None
+
     def _cards(self) -> list[str]:
         """Return the UUIDs of the cards that the seat has, as its serving generation says."""
-        current = generations.link_target(self.paths.current)
-        manifest = (generations.read_manifest(self.paths, current) if current else None) or self.wanted.manifest
+        manifest = self._serving() or self.wanted.manifest
         visible = str(manifest.get("environment", {}).get("CUDA_VISIBLE_DEVICES", ""))
         return [card for card in visible.split(",") if card.startswith("GPU-")]
 
@@ -424,6 +432,8 @@ class Rollout:
         found += [] if virgin else missing
         for owner in self._holders(self._state().strangers):
             found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
+        if not virgin and self.predecessor is None:
+            found += self.machine.short_of_memory(self.wanted.manifest, self._serving(), self._state().pids)
         if not missing and not found and self.rendered is not None and not self._is_good(self.wanted.generation):
             refused = self.machine.refused_flags(self.rendered)
             found += [f"release {self.wanted.manifest['release_id']} refuses these flags: {refused}"] if refused else []
