@@ -90,11 +90,8 @@ def measure_lab(hosts: Sequence[str], scratch: Path) -> None:
         per = len([call for call in calls if call["what"] == "exec"]) / len(gpu)
         modules = len([call for call in calls if call["module"]]) / len(gpu)
         name = Path(playbook).name if playbook != peer else "ordinary tasks"
-        print(
-            f"| {name} | {len(chosen)} | {cost.changed} | {per:.1f} | {modules:.1f} | {cost.cpu_s:.1f} | {cost.memory_mib:.0f}"
-            f" | {cost.wall_s:.1f} |",
-            flush=True,
-        )
+        costs = f"{cost.cpu_s:.1f} | {cost.memory_mib:.0f} | {cost.wall_s:.1f}"
+        print(f"| {name} | {len(chosen)} | {cost.changed} | {per:.1f} | {modules:.1f} | {costs} |", flush=True)
 
 
 def record(scratch: Path) -> Path:
