@@ -42,6 +42,8 @@ class FakeMachine:
     refusal: str | None = None  # of the release, for any flags
     # In use on the seat's cards, and held by it: what each look sees, the last for ever.
     memory: list[tuple[int, int]] = field(default_factory=list)
+    # MemAvailable at each look, the last for ever; empty: nobody knows.
+    available: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # whose flags were
     calls: list[str] = field(default_factory=list)
     clock: float = 0.0
@@ -159,6 +161,9 @@ class FakeMachine:
         if not cards or not self.memory:
             return None
         return self.memory.pop(0) if len(self.memory) > 1 else self.memory[0]
+
+    def available_memory(self) -> int | None:
+        return self.available.pop(0) if len(self.available) > 1 else self.available[0] if self.available else None
 
     def refused_flags(self, generation: Generation) -> str | None:
         self.asked.append(generation.name)

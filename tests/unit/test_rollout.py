@@ -296,6 +296,26 @@ def test_a_start_waits_for_the_memory_of_the_stopped_seat(
     assert machine.calls[-1] == f"probe {on_card[failure is None].name}"
 
 
+@pytest.mark.parametrize(
+    ("available", "waited_s"),
+    [
+        ([100, 196], 0),
+        ([100, 120, 150, 196], 2),
+        ([100, 120], 120),  # less comes back than was declared: the start says itself what it lacks
+        ([], 0),
+    ],
+)
+def test_a_start_waits_for_the_table_of_the_stopped_seat(
+    machine: FakeMachine, available: list[int], waited_s: float
+) -> None:
+    table = {"engram": {"cpu_offload": True}, "host_memory": "96GiB"}
+    pinned = [render(seat(SEAT, kv_cache_memory=size, **table), RELEASE, TINY, CPU) for size in ("64MiB", "128MiB")]
+    deploy(machine, pinned[0])
+    machine.clock, machine.available = 0.0, [size * GIB for size in available]
+    outcome = deploy(machine, pinned[1])
+    assert (machine.clock, outcome.failure) == (waited_s, None)
+
+
 def altered(process: Process, **environment: str) -> Process:
     return dataclasses.replace(process, environ={**process.environ, **environment})
 

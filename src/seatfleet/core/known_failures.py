@@ -393,14 +393,15 @@ _WHEELS = (
             "llm-d-benchmark#781",
             "jdaln/dgx-spark-inference-stack#12",
         ),
+        prevent="the installed release is asked whether it takes the flags before anything is stopped; seatctl release "
+        "survey names options of the fleet's seats that another vLLM does not have",
         detect="a generation that does not start gives the last proven one back; four failed starts end the loop",
         explain="the release does not know this flag; remove it under engine:, or keep the older release",
         covered=(
-            "test_rollout::test_a_bad_generation_gives_the_old_one_back",
+            "test_rollout::test_flags_that_the_release_refuses_touch_nothing",
             "test_release_survey::test_what_would_change",
+            "test_rollout::test_a_bad_generation_gives_the_old_one_back",
         ),
-        prevent="seatctl release survey names options of the fleet's seats that another vLLM does not have",
-        open="arguments are not parsed with the new wheel before the stop",
         pattern=r"error: unrecognized arguments: ",
     ),
     Failure(
@@ -518,9 +519,13 @@ _SYSTEMD = (
         symptom="a stopped seat still holds memory, a start works minutes later",
         trigger="fast restart; a pinned table is given back about 30 s after the end",
         sources=("model-serving-minefield 81",),
-        detect="a campaign waits until GPU memory is back and says when it gave up",
-        covered=("test_campaign_seats::test_the_next_boot_waits_for_the_machine_and_says_when_it_gave_up",),
-        open="a deploy does not wait for memory yet",
+        prevent="a start waits for the memory of the stopped seat: of its cards, and of the table it pinned",
+        detect="a campaign waits as well, and says when it gave up",
+        covered=(
+            "test_rollout::test_a_start_waits_for_the_memory_of_the_stopped_seat",
+            "test_rollout::test_a_start_waits_for_the_table_of_the_stopped_seat",
+            "test_campaign_seats::test_the_next_boot_waits_for_the_machine_and_says_when_it_gave_up",
+        ),
     ),
     Failure(
         id="S3",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import admission, flags, gpus, guard, tenants
+from .hostfacts import parse_meminfo
 from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
@@ -166,6 +167,13 @@ class LocalMachine:
             Path("/proc/meminfo").read_bytes(),
             lambda: admission.large_processes(pids),
         )
+
+    def available_memory(self) -> int | None:
+        """Return the host's MemAvailable in bytes; None where nobody knows."""
+        try:
+            return parse_meminfo(Path("/proc/meminfo").read_text(encoding="ascii")).available or None
+        except OSError:
+            return None
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""

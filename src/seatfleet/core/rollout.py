@@ -34,6 +34,8 @@ PROBE_MARGIN_S = 600
 KILL_MARGIN_S = 30
 # A driver gives memory back after the process is gone; minutes after it were reported.
 GPU_LIMIT_S = 300
+# A table pinned in host memory was given back about 30 s after SIGTERM.
+TABLE_LIMIT_S = 120
 # What neighbours may come to hold meanwhile.
 GPU_TOLERANCE = 512 * MIB
 KEEP_GENERATIONS = 5
@@ -117,6 +119,9 @@ class Machine(Protocol):
         self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
     ) -> list[str]:
         """Return why a generation would not find its memory once ``serving`` has given back its own, in words."""
+
+    def available_memory(self) -> int | None:
+        """Return the host's MemAvailable in bytes; None where nobody knows."""
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
@@ -333,7 +338,9 @@ class Rollout:
         """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
         cards = self._cards()
-        memory = self.machine.gpu_memory(cards, self._state().pids)
+        state = self._state()
+        memory = self.machine.gpu_memory(cards, state.pids)
+        pinned, available = self._pinned() if state.pids else 0, self.machine.available_memory()
         if self.predecessor is not None:
             self.predecessor.stop()
         self.machine.stop(self.wanted.unit, limit)
@@ -347,6 +354,23 @@ class Rollout:
         self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
         if memory is not None and memory[1]:
             self._wait_for_memory(cards, memory[0] - memory[1] + GPU_TOLERANCE)
+        if pinned and available is not None:
+            self._wait_for_table(available + pinned - GPU_TOLERANCE)
+
+    def _pinned(self) -> int:
+        """Return the bytes of host memory that the serving generation pins: an n-gram table, beside the card."""
+        return int((self._serving() or {}).get("host_memory") or 0)
+
+    def _wait_for_table(self, wanted: int) -> None:
+        """Wait until the host has that much memory available again, for a while: a start that lacks it says so itself.
+
+        Less may come back than was declared (the seat may not have loaded its table), so this is no reason to fail.
+        """
+        deadline = self.machine.monotonic() + TABLE_LIMIT_S
+        while (available := self.machine.available_memory()) is not None and available < wanted:
+            if self.machine.monotonic() >= deadline:
+                return
+            self.machine.sleep(POLL_S)
 
     def _serving(self) -> dict[str, Any] | None:
         current = generations.link_target(self.paths.current)
