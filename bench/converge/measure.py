@@ -140,21 +140,19 @@ def fleet(count: int, path: Path) -> None:
         hosts[f"sim-{number:04d}"] = {"fleet_hardware": seats["fleet_hardware"], "seats": {"flash-next": own}}
     content = {
         "all": {
-            "vars": {
-                "ansible_connection": "replay",
-                "ansible_user": "root",
-                "ansible_host": "{{ inventory_hostname }}",
-            },
-            "hosts": {"localhost": {"ansible_host": "localhost"}},
+            "vars": {"ansible_connection": "replay", "ansible_user": "root"},
+            "hosts": {"localhost": {}},
             "children": {"lab": {"hosts": dict.fromkeys(hosts)}, "gpu_hosts": {"hosts": hosts}},
         }
     }
     path.write_text(yaml.dump(content))
 
 
-def measure_simulated(counts: Sequence[int], scratch: Path) -> None:
+def measure_simulated(counts: Sequence[int], scratch: Path, kept: Path | None) -> None:
     """Measure playbooks/validate.yml and playbooks/seats.yml against simulated hosts."""
-    records = record(scratch)
+    records = kept if kept and kept.exists() else record(scratch)
+    if kept and kept != records:
+        kept.write_text(records.read_text())
     print("\n| hosts | changed | CPU s | CPU s per host | MiB | wall s |")
     print("|---|---|---|---|---|---|")
     for count in counts:
@@ -194,6 +192,7 @@ def main() -> None:
     lab.add_argument("hosts", nargs="*", default=[MODEL, "spark-1", "gw-1"])
     simulated = kinds.add_parser("simulated")
     simulated.add_argument("counts", nargs="+", type=int)
+    simulated.add_argument("--records", type=Path, help="answers of an earlier run; written when the file is not there")
     args = parser.parse_args()
     if "SEATFLEET_LAB" not in os.environ:
         sys.exit("bench/converge/measure.py: no lab; run `. lab/env` first")
@@ -203,7 +202,7 @@ def main() -> None:
         if args.kind == "lab":
             measure_lab(args.hosts, scratch)
         else:
-            measure_simulated(args.counts, scratch)
+            measure_simulated(args.counts, scratch, args.records)
 
 
 if __name__ == "__main__":
