@@ -215,7 +215,7 @@ def test_without_telemetry_clocks_are_not_checked_and_never_passed(tmp_path: Pat
 
 
 def test_steps_that_the_server_merges_void_nothing_where_that_can_be_told(tmp_path: Path):
-    """Two steps of three tokens are six in one chunk, which no single step has; two steps of two could be one of four."""
+    """Two steps of three tokens are six in one chunk, which no step has; two steps of two could be one of four."""
     proven = result_of(tmp_path / "a", World(speed=SPEED, requests=merged(2, "k2")))
     assert proven["void_arms"] == {} and {c["status"] for c in check(proven, "V15")} == {"pass"}
     low: dict[str, Any] = {"bands": {"k3": {"count": 1.5}}}
