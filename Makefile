@@ -40,7 +40,7 @@ system: ## Debian packages that the lab needs (root)
 	@lab/system-packages
 
 .PHONY: tools
-tools: ## promtool and amtool for the tests of alerts, into the cache
+tools: ## Prometheus and Alertmanager with their tools, for the tests of alerts, into the cache
 	@tests/tools/prepare
 
 .PHONY: browser
@@ -110,7 +110,7 @@ test-fast: lint types syntax docs-check unit ## Everything without lab hosts (un
 test: prepare prepare-trees browser test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
 	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
 
-nightly: prepare ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
+nightly: prepare tools ## Slow proofs on lab hosts: a seat's life under load, after a first deployment
 	SEATFLEET_NIGHTLY=1 SEATFLEET_KEEP_LAB=1 $(BIN)/pytest tests/integration/test_chain.py tests/integration/nightly
 	$(BIN)/python tests/integration/faults.py
 	SEATFLEET_LAB=$(CURDIR)/.lab-test lab/lab destroy --all

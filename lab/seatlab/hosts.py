@@ -20,7 +20,7 @@ from .settings import PROJECT, Lab
 from .supervisor import Paths
 
 LAUNCHER = PROJECT / "lab" / "lab"
-BOOT_TIMEOUT_S = 90.0
+BOOT_TIMEOUT_S = 300.0
 START_TIMEOUT_S = 20.0
 POWER_OFF_TIMEOUT_S = 60.0
 # systemd as PID 1: SIGRTMIN+4 starts poweroff.target, SIGRTMIN+5 reboot.target (systemd(1), "Signals").

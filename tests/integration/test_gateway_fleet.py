@@ -1,4 +1,7 @@
-"""The gateway and the deployed fleet: aliases of running seats, a gateway that is down or slow, a limit to one host."""
+"""The gateway and the deployed fleet: aliases of running seats, a gateway that is down or slow, a limit to one host.
+
+After the chain: the fleet serves.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,6 @@ SECOND = (
 )
 # Aliases, keys and proofs of one host; what the roles before them do has nothing to do with the gateway.
 ALIASES = ("playbooks/seats.yml", "--tags", "alias", "-l", HOST)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def deployed(lab: Lab) -> None:
-    """The fleet, converged; costs a minute after test_chain.py."""
-    lab.site()
 
 
 @pytest.fixture(autouse=True)

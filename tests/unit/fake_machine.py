@@ -38,9 +38,12 @@ class FakeMachine:
     immortal: bool = False  # does not end on SIGKILL either
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
+    shortage: list[str] = field(default_factory=list)
     refusal: str | None = None  # of the release, for any flags
     # In use on the seat's cards, and held by it: what each look sees, the last for ever.
     memory: list[tuple[int, int]] = field(default_factory=list)
+    # MemAvailable at each look, the last for ever; empty: nobody knows.
+    available: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # whose flags were
     calls: list[str] = field(default_factory=list)
     clock: float = 0.0
@@ -149,10 +152,18 @@ class FakeMachine:
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         return self.lacking
 
+    def short_of_memory(
+        self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
+    ) -> list[str]:
+        return self.shortage
+
     def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
         if not cards or not self.memory:
             return None
         return self.memory.pop(0) if len(self.memory) > 1 else self.memory[0]
+
+    def available_memory(self) -> int | None:
+        return self.available.pop(0) if len(self.available) > 1 else self.available[0] if self.available else None
 
     def refused_flags(self, generation: Generation) -> str | None:
         self.asked.append(generation.name)

@@ -138,8 +138,9 @@ def test_a_mark_that_cannot_be_read_still_counts(tmp_path: Path) -> None:
     assert "cannot be read" in str(guard.obstacle({"seat": "agent", "generation": "0123456789ab"}, tmp_path))
 
 
-def test_the_kernel_kills_the_whole_group(tmp_path: Path) -> None:
-    group = tmp_path / "sys/fs/cgroup/system.slice/vllm-seat-agent.service"
+@pytest.mark.parametrize("tree", ["", "unified"])
+def test_the_kernel_kills_the_whole_group(tmp_path: Path, tree: str) -> None:
+    group = tmp_path / "sys/fs/cgroup" / tree / "system.slice/vllm-seat-agent.service"
     group.mkdir(parents=True)
     (group / "cgroup.kill").write_text("")
     (group / "cgroup.procs").write_text("12\n13\n")
@@ -154,7 +155,7 @@ def test_the_kernel_kills_the_whole_group(tmp_path: Path) -> None:
 
 def test_available() -> None:
     assert guard.available(b"MemTotal:  9 kB\nMemAvailable:    7 kB\n") == 7 * 1024
-    with pytest.raises(ValueError, match="no MemAvailable"):
+    with pytest.raises(ValueError, match="nothing like"):
         guard.available(b"nonsense")
 
 

@@ -125,5 +125,5 @@ def test_seats_are_only_in_leaf_groups() -> None:
 
 def test_secrets_of_the_example_are_placeholders() -> None:
     values = [line for line in (PROJECT / "group_vars/production/vault.yml").read_text().splitlines() if ': "' in line]
-    assert len(values) == 7
+    assert len(values) == 6
     assert all("<fill in: " in line for line in values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +262,52 @@ def test_passive_findings(stub: StubSeat, what: str, words: str) -> None:
     report = run(stub, "passive", host)
     assert report.exit in (codes.EXIT_NOT_READY, codes.EXIT_IDENTITY)
     assert words in str(report.cause)
+
+
+# -- what the planner says
+
+
+def test_lengths_come_from_the_planner(stub: StubSeat) -> None:
+    """The engine names the block of one kind of layers; a hit ends where the blocks of all kinds do."""
+    stub.max_model_len = 20_000
+    stub.cache_config["kv_cache_size_tokens"] = "200000"
+    report = run(stub, max_model_len=20_000)
+    status, planned = check(report, "prefix.planned")
+    assert status == "ok"
+    assert isinstance(planned, int)
+    assert planned % 16 == 0
+    assert planned > 16
+    longest = max(stub.count(body) for body in stub.prompts if body["max_tokens"] == 96)
+    assert longest > 2 * planned
+    (found,) = (one for one in report.checks if one.id == "prefix.hits")
+    assert int(str(found.expected).removeprefix(">= ")) % planned == 0
+
+
+def test_a_model_that_is_not_planned_is_said(stub: StubSeat) -> None:
+    assert check(run(stub, model_path=None), "prefix.planned")[0] == "not_checked"
+
+
+# -- the budget of heavy levels
+
+
+def test_a_spent_budget_refuses_heavy_levels_of_this_start_only(stub: StubSeat, tmp_path: Path) -> None:
+    def again() -> Report:
+        wanted = manifest(stub)
+        options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=tmp_path)
+        with SeatClient(wanted.base_url, KEY, Limits(get=1, token=1, request=5)) as client:
+            return probe(wanted, client, FakeHost(), options, "prefix")
+
+    assert again().exit == codes.EXIT_READY
+    file = tmp_path / "budget.json"
+    (first,) = json.loads(file.read_text())["runs"]
+    assert first["tokens"] > 5_000
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000}]}))
+    before = stub.generations
+    report = again()
+    assert (report.exit, str(report.cause)[:7]) == (codes.EXIT_BUSY, "budget:")
+    assert stub.generations - before < 5  # READY and canary only
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000, "at": first["at"] - 3700}]}))
+    assert again().exit == codes.EXIT_READY
+    file.write_text(json.dumps({"runs": [{**first, "tokens": 300_000}]}))
+    stub.start_time += 60
+    assert again().exit == codes.EXIT_READY

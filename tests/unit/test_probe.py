@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -164,6 +168,27 @@ def test_hung_server_process(stub: StubSeat, host: FakeHost) -> None:
     report = run(stub, host, options=Options(ready_timeout_s=60, poll_s=0.05))
     assert report.exit == codes.EXIT_NOT_READY
     assert "/metrics does not answer either" in str(report.cause)
+
+
+def test_a_process_that_was_stopped_is_told_from_one_that_works(host: FakeHost) -> None:
+    """SIGSTOP to a real server process: its port still accepts connections, as the kernel does that."""
+    code = "import threading, probe_stub; print(probe_stub.StubSeat().port, flush=True); threading.Event().wait()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            far = StubSeat()
+            far.close()
+            far.port = int(server.stdout.readline())
+            assert run(far, host).exit == codes.EXIT_READY
+            server.send_signal(signal.SIGSTOP)
+            report = run(far, host, options=Options(ready_timeout_s=60, poll_s=0.05))
+            assert report.exit == codes.EXIT_NOT_READY
+            assert "the engine hangs" in str(report.cause)
+            server.send_signal(signal.SIGCONT)
+            assert run(far, host).exit == codes.EXIT_READY
+        finally:
+            server.kill()
 
 
 def test_busy_is_not_dead(stub: StubSeat, host: FakeHost) -> None:

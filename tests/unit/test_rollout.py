@@ -186,6 +186,15 @@ def test_what_can_be_known_before_the_stop_touches_nothing(
     assert links(machine) == (OLD.name, None)
 
 
+def test_a_seat_without_room_touches_nothing_and_names_the_holder(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.shortage = ["card GPU-1 has 10.00 GiB free, the seat wants 86.40 GiB: python3 (process 9) holds 70.00 GiB"]
+    outcome = deploy(machine, NEW)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith("nothing was touched: card GPU-1 has 10.00 GiB free")
+    assert (outcome.generation, outcome.changed, machine.calls) == (OLD.name, False, [])
+
+
 def test_flags_that_the_release_refuses_touch_nothing(machine: FakeMachine) -> None:
     deploy(machine, OLD)
     machine.refusal = "vllm serve: error: unrecognized arguments: --swap-space 4"
@@ -285,6 +294,26 @@ def test_a_start_waits_for_the_memory_of_the_stopped_seat(
     assert str(outcome.failure).startswith(str(failure))
     # the process is gone, so what served is tried again
     assert machine.calls[-1] == f"probe {on_card[failure is None].name}"
+
+
+@pytest.mark.parametrize(
+    ("available", "waited_s"),
+    [
+        ([100, 196], 0),
+        ([100, 120, 150, 196], 2),
+        ([100, 120], 120),  # less comes back than was declared: the start says itself what it lacks
+        ([], 0),
+    ],
+)
+def test_a_start_waits_for_the_table_of_the_stopped_seat(
+    machine: FakeMachine, available: list[int], waited_s: float
+) -> None:
+    table = {"engram": {"cpu_offload": True}, "host_memory": "96GiB"}
+    pinned = [render(seat(SEAT, kv_cache_memory=size, **table), RELEASE, TINY, CPU) for size in ("64MiB", "128MiB")]
+    deploy(machine, pinned[0])
+    machine.clock, machine.available = 0.0, [size * GIB for size in available]
+    outcome = deploy(machine, pinned[1])
+    assert (machine.clock, outcome.failure) == (waited_s, None)
 
 
 def altered(process: Process, **environment: str) -> Process:

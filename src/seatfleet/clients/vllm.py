@@ -178,6 +178,8 @@ class SeatClient:
 
     def __init__(self, base_url: str, api_key: str | None, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        #: Prompt and answer tokens of every answer so far.
+        self.spent = 0
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # verify=False: building a TLS context costs 40 ms CPU and a seat is plain HTTP on the host itself;
         # trust_env=False: an http_proxy of the environment must not see requests to the seat.
@@ -245,7 +247,7 @@ class SeatClient:
         elapsed = time.monotonic() - began
         draft.add(answer, elapsed)
         draft.ttft_s, draft.chunks = None, []
-        return draft.completion(elapsed)
+        return self._counted(draft.completion(elapsed))
 
     def stream(self, body: Mapping[str, Any]) -> Completion:
         """Send one chat request and read the answer as a stream.
@@ -274,7 +276,11 @@ class SeatClient:
             raise SeatError(
                 Kind.CUT, what, f"the stream ended after {len(draft.chunks)} chunks without a finish reason"
             )
-        return draft.completion(time.monotonic() - began)
+        return self._counted(draft.completion(time.monotonic() - began))
+
+    def _counted(self, completion: Completion) -> Completion:
+        self.spent += completion.prompt_tokens + completion.completion_tokens
+        return completion
 
     def _get(self, path: str) -> httpx.Response:
         return self._send("GET", path, None, self.limits.get)

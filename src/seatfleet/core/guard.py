@@ -40,6 +40,7 @@ PRESSURE_FLOORS = 2
 _COMMAND_LIMIT_S = 30
 _MCL_CURRENT_AND_FUTURE = 3
 _AVAILABLE = re.compile(rb"(?m)^MemAvailable:\s+(\d+) kB$")
+_TOTAL = re.compile(rb"(?m)^MemTotal:\s+(\d+) kB$")
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,22 @@ def available(meminfo: bytes) -> int:
     Raises:
         ValueError: the text has no such line.
     """
-    match = _AVAILABLE.search(meminfo)
+    return _field(meminfo, _AVAILABLE)
+
+
+def total(meminfo: bytes) -> int:
+    """Return ``MemTotal`` in bytes.
+
+    Raises:
+        ValueError: the text has no such line.
+    """
+    return _field(meminfo, _TOTAL)
+
+
+def _field(meminfo: bytes, pattern: re.Pattern[bytes]) -> int:
+    match = pattern.search(meminfo)
     if match is None:
-        raise ValueError("no MemAvailable in what should be /proc/meminfo")
+        raise ValueError(f"nothing like {pattern.pattern.decode()} in what should be /proc/meminfo")
     return int(match[1]) * 1024
 
 
@@ -180,7 +194,9 @@ class Host:
             self._systemctl("kill", "--signal=SIGKILL", unit_name(seat))
 
     def _cgroup(self, seat: str) -> Path:
-        return self.root / "sys/fs/cgroup/system.slice" / unit_name(seat)
+        """Return the seat's control group; ``unified`` is where it is beside the older hierarchies."""
+        places = [self.root / "sys/fs/cgroup" / tree / "system.slice" / unit_name(seat) for tree in ("", "unified")]
+        return next((place for place in places if place.is_dir()), places[0])
 
     def put_away(self, seat: Guarded, mark: Mapping[str, Any]) -> None:
         """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port."""

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import flags, gpus, guard
+from . import admission, flags, gpus, guard, tenants
+from .hostfacts import parse_meminfo
 from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
@@ -148,6 +149,31 @@ class LocalMachine:
             return None
         answers = [_nvidia_smi(*query) for query in (gpus.USED, gpus.HOLDERS)]
         return None if None in answers else gpus.memory_held(str(answers[0]), str(answers[1]), cards, pids)
+
+    def short_of_memory(
+        self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
+    ) -> list[str]:
+        """Return why a generation would not find its memory once ``serving`` has given back its own, in words."""
+        cards = _nvidia_smi(*admission.CARDS_QUERY) if manifest.get("gpus") else None
+        if cards is None:
+            return []
+        apps = _nvidia_smi(*tenants.APPS_QUERY) or ""
+        return admission.shortages(
+            manifest,
+            serving if pids else None,
+            admission.parse_cards(cards),
+            tenants.parse_apps(apps),
+            pids,
+            Path("/proc/meminfo").read_bytes(),
+            lambda: admission.large_processes(pids),
+        )
+
+    def available_memory(self) -> int | None:
+        """Return the host's MemAvailable in bytes; None where nobody knows."""
+        try:
+            return parse_meminfo(Path("/proc/meminfo").read_text(encoding="ascii")).available or None
+        except OSError:
+            return None
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""

@@ -355,6 +355,7 @@ def _manifest(
         "max_model_len": seat.max_model_len,
         "max_num_seqs": seat.max_num_seqs,
         "kv_cache_memory_bytes": seat.kv_cache_memory,
+        "host_memory": seat.host_memory,
         "prefix_caching": seat.prefix_caching,
         "speculative": speculative and {"method": speculative.method, "k": speculative.num_speculative_tokens},
         "declared": dict(config),

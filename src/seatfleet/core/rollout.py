@@ -34,6 +34,8 @@ PROBE_MARGIN_S = 600
 KILL_MARGIN_S = 30
 # A driver gives memory back after the process is gone; minutes after it were reported.
 GPU_LIMIT_S = 300
+# A table pinned in host memory was given back about 30 s after SIGTERM.
+TABLE_LIMIT_S = 120
 # What neighbours may come to hold meanwhile.
 GPU_TOLERANCE = 512 * MIB
 KEEP_GENERATIONS = 5
@@ -112,6 +114,14 @@ class Machine(Protocol):
 
     def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
         """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
+
+    def short_of_memory(
+        self, manifest: Mapping[str, Any], serving: Mapping[str, Any] | None, pids: Collection[int]
+    ) -> list[str]:
+        """Return why a generation would not find its memory once ``serving`` has given back its own, in words."""
+
+    def available_memory(self) -> int | None:
+        """Return the host's MemAvailable in bytes; None where nobody knows."""
 
     def refused_flags(self, generation: Generation) -> str | None:
         """Return why the installed release would not start with a generation's flags; None when it would."""
@@ -328,7 +338,9 @@ class Rollout:
         """
         limit = float(self.wanted.manifest["probe"]["stop_timeout_s"]) + KILL_MARGIN_S
         cards = self._cards()
-        memory = self.machine.gpu_memory(cards, self._state().pids)
+        state = self._state()
+        memory = self.machine.gpu_memory(cards, state.pids)
+        pinned, available = self._pinned() if state.pids else 0, self.machine.available_memory()
         if self.predecessor is not None:
             self.predecessor.stop()
         self.machine.stop(self.wanted.unit, limit)
@@ -342,11 +354,31 @@ class Rollout:
         self.machine.stop(stub_unit(self.wanted.port), KILL_MARGIN_S)
         if memory is not None and memory[1]:
             self._wait_for_memory(cards, memory[0] - memory[1] + GPU_TOLERANCE)
+        if pinned and available is not None:
+            self._wait_for_table(available + pinned - GPU_TOLERANCE)
+
+    def _pinned(self) -> int:
+        """Return the bytes of host memory that the serving generation pins: an n-gram table, beside the card."""
+        return int((self._serving() or {}).get("host_memory") or 0)
+
+    def _wait_for_table(self, wanted: int) -> None:
+        """Wait until the host has that much memory available again, for a while: a start that lacks it says so itself.
+
+        Less may come back than was declared (the seat may not have loaded its table), so this is no reason to fail.
+        """
+        deadline = self.machine.monotonic() + TABLE_LIMIT_S
+        while (available := self.machine.available_memory()) is not None and available < wanted:
+            if self.machine.monotonic() >= deadline:
+                return
+            self.machine.sleep(POLL_S)
+
+    def _serving(self) -> dict[str, Any] | None:
+        current = generations.link_target(self.paths.current)
+        return generations.read_manifest(self.paths, current) if current else None
 
     def _cards(self) -> list[str]:
         """Return the UUIDs of the cards that the seat has, as its serving generation says."""
-        current = generations.link_target(self.paths.current)
-        manifest = (generations.read_manifest(self.paths, current) if current else None) or self.wanted.manifest
+        manifest = self._serving() or self.wanted.manifest
         visible = str(manifest.get("environment", {}).get("CUDA_VISIBLE_DEVICES", ""))
         return [card for card in visible.split(",") if card.startswith("GPU-")]
 
@@ -424,6 +456,8 @@ class Rollout:
         found += [] if virgin else missing
         for owner in self._holders(self._state().strangers):
             found.append(f"port {self.wanted.port} is held by {owner}: stop it or give the seat another port")
+        if not virgin and self.predecessor is None:
+            found += self.machine.short_of_memory(self.wanted.manifest, self._serving(), self._state().pids)
         if not missing and not found and self.rendered is not None and not self._is_good(self.wanted.generation):
             refused = self.machine.refused_flags(self.rendered)
             found += [f"release {self.wanted.manifest['release_id']} refuses these flags: {refused}"] if refused else []

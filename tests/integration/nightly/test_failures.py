@@ -62,7 +62,7 @@ def as_it_is(lab: Lab) -> Iterator[None]:
 
 
 UNTOUCHED = {
-    "removed flag": (as_it_is, [with_engine("swap-space: 4")], (), "unrecognized arguments: --swap-space 4"),
+    "removed flag": (as_it_is, [with_engine("swap-space: 4")], (), "unrecognized arguments: --swap-space"),
     "unknown variable": (as_it_is, [with_env('VLLM_NO_SUCH: "1"')], (), "environment variable detected: VLLM_NO_SUCH"),
     "missing plugin": (as_it_is, [with_engine("tool-parser-plugin: /opt/none.py")], (), "/opt/none.py"),
     "corrupted patched file": (corrupted_file, [SMALLER], (), "launcher.py"),

@@ -6,6 +6,7 @@ Both are files in the evidence directory, written atomically. Without a director
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from ...core.manifest import Manifest
 from ..evidence import write_atomic
 from .session import Session
 
+#: Two runs of the deepest level, or forty of acceptance.
+HOURLY_TOKENS = 300_000
+_HOUR_S = 3600.0
 #: Boots that make a baseline; later ones are compared with it and no longer change it.
 BASELINE_BOOTS = 3
 
@@ -39,6 +43,37 @@ def load_state(path: Path | None) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+@dataclass
+class Budget:
+    """Tokens that heavy levels have cost a seat: at most :data:`HOURLY_TOKENS` an hour and start.
+
+    A start is anew worth a probe; a job that asks the same start every minute is a mistake that callers pay for.
+    """
+
+    path: Path | None
+    boot: str
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        """Read what earlier probes have spent within the hour."""
+        path = session.options.evidence / "budget.json" if session.options.evidence else None
+        now = time.time()
+        runs = [run for run in load_state(path).get("runs", []) if now - _HOUR_S < run.get("at", 0) <= now]
+        return cls(path, session.report.boot_id or session.boot(), runs)
+
+    @property
+    def spent(self) -> int:
+        """Tokens spent on this start within the hour."""
+        return sum(int(run["tokens"]) for run in self.runs if run.get("boot") == self.boot)
+
+    def add(self, tokens: int) -> None:
+        """Write down what a probe has cost."""
+        if self.path is not None and tokens:
+            self.runs.append({"at": round(time.time(), 1), "boot": self.boot, "tokens": tokens})
+            write_atomic(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ...core import acceptance
 from ...core.declared import compare, parse_non_default_args
 from ...core.metrics import Page
 from ...core.modelconfig import UnknownModelError, parse_config
-from ...core.planner import Engine, PlanError, layout_of, parse_version, plan
+from ...core.planner import Engine, Layout, PlanError, layout_of, parse_version, plan
 from ...core.probe_report import EXIT_IDENTITY, Check
 from ..vllm import SeatError
 from .session import Session, user
@@ -131,12 +131,15 @@ def _kv_cache(session: Session, page: Page, lines: Sequence[str]) -> None:
     )
 
 
-def _planned(session: Session, tokens: int) -> None:
-    """Compare the planner's number with the engine's; a difference is a warning, the engine is right."""
+def planned_layout(session: Session) -> Layout:
+    """Return how the planner lays out the KV cache of this seat.
+
+    Raises:
+        UnknownModelError, PlanError, OSError, ValueError: it cannot, with the reason.
+    """
     manifest = session.manifest
-    if manifest.kv_cache_memory_bytes is None or manifest.model_path is None:
-        session.not_checked("planned_kv_tokens", "the manifest has no pinned KV memory or no model path")
-        return
+    if manifest.model_path is None:
+        raise UnknownModelError("the manifest has no model path")
     declared = {flag.lstrip("-").replace("_", "-"): value for flag, value in manifest.declared.items()}
     engine = Engine(
         version=parse_version(session.report.vllm_version or "") or (),
@@ -151,10 +154,19 @@ def _planned(session: Session, tokens: int) -> None:
         cpu=not session.host.has_gpu(),
         pads_pages=True,  # the engine is running, so its pages were made equal
     )
+    model = parse_config(_config(manifest.model_path))
+    drafter = parse_config(_config(manifest.drafter_path)) if manifest.drafter_path else None
+    return layout_of(model, engine, drafter)
+
+
+def _planned(session: Session, tokens: int) -> None:
+    """Compare the planner's number with the engine's; a difference is a warning, the engine is right."""
+    manifest = session.manifest
+    if manifest.kv_cache_memory_bytes is None:
+        session.not_checked("planned_kv_tokens", "the manifest has no pinned KV memory")
+        return
     try:
-        model = parse_config(_config(manifest.model_path))
-        drafter = parse_config(_config(manifest.drafter_path)) if manifest.drafter_path else None
-        found = plan(layout_of(model, engine, drafter), manifest.kv_cache_memory_bytes, manifest.max_model_len)
+        found = plan(planned_layout(session), manifest.kv_cache_memory_bytes, manifest.max_model_len)
     except (UnknownModelError, PlanError, OSError, ValueError) as error:
         session.not_checked("planned_kv_tokens", f"not planned: {error}")
         return

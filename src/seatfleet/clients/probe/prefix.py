@@ -15,12 +15,14 @@ from typing import Any
 
 from ...core import acceptance as core
 from ...core.metrics import Delta, MetricsError, Page, delta
+from ...core.modelconfig import UnknownModelError
+from ...core.planner import PlanError
 from ...core.probe_report import EXIT_CANARY, EXIT_PREFIX, EXIT_TOOLCALL, Check
 from ...headroom.prompts import sized
 from ..vllm import Completion, Kind, SeatError
 from .acceptance import require_light_load, settled
 from .canary import NO_THINKING, compare_tokens
-from .identity import CACHE_CONFIG
+from .identity import CACHE_CONFIG, planned_layout
 from .session import Session, user
 
 _QUERIES = "vllm:prefix_cache_queries_total"
@@ -59,7 +61,11 @@ def check_prefix(session: Session) -> None:
     if not session.manifest.prefix_caching:
         _expect_no_hits(session)
         return
-    wanted = max(_HYBRID_TOKENS if hybrid else _DOCUMENT_TOKENS, 2 * block + 1)
+    planned = _planned_block(session)
+    block = max(block, planned or 0)
+    least = _DOCUMENT_TOKENS if planned is not None or not hybrid else _HYBRID_TOKENS
+    # Two blocks and a little: one may be given up for a drafter, and the last token is always computed.
+    wanted = max(least, 2 * block + _TEMPLATE_TOKENS)
     messages, tokens = _document(session, wanted)
     if tokens <= block:
         session.not_checked("prefix", f"a block has {block} tokens, the context leaves room for {tokens}")
@@ -73,6 +79,22 @@ def check_prefix(session: Session) -> None:
     session.report.ttft_s.update(
         cold=round(first, 4), warm=round(second, 4), ratio=round(first / second, 2) if second else 0.0
     )
+
+
+def _planned_block(session: Session) -> int | None:
+    """Return the tokens between two places at which every kind of layer can be taken up again, as the planner has it.
+
+    The engine reports one kind's block. On a hybrid model with a drafter of another page size the kinds differ (2,240
+    and 4,480), and a hit ends where all of them end. None for a model that is not planned.
+    """
+    try:
+        layout = planned_layout(session)
+    except (UnknownModelError, PlanError, OSError, ValueError) as error:
+        session.not_checked("prefix.planned", f"not planned: {error}")
+        return None
+    block = math.lcm(*(group.block_tokens for group in layout.groups))
+    session.ok("prefix.planned", block, block, unit="tokens", evidence=f"of all kinds of layers ({layout.confidence})")
+    return block
 
 
 def _block_tokens(page: Page) -> int:

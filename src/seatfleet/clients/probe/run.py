@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 from ...core.manifest import Manifest
 from ...core.metrics import CounterReset, MetricsError
-from ...core.probe_report import EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
+from ...core.probe_report import EXIT_BUSY, EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
 from ..vllm import SeatClient, SeatError
 from .acceptance import check_acceptance
 from .canary import check_canary, check_canary_deep
+from .evidence import HOURLY_TOKENS, Budget
 from .identity import check_identity
 from .passive import check_passive
 from .prefix import check_lengths, check_prefix, check_tool_call
@@ -18,6 +19,8 @@ from .ready import wait_ready
 from .session import Host, Options, Session, Stop
 
 Step = Callable[[Session], None]
+#: Levels that cost callers something.
+HEAVY = frozenset({"acceptance", "prefix"})
 
 #: What each level adds to the one before; ``passive`` stands alone, since ``ready`` proves more than it does.
 STEPS: dict[str, tuple[Step, ...]] = {
@@ -27,6 +30,18 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "acceptance": (check_acceptance, check_canary_deep),
     "prefix": (check_prefix, check_tool_call, check_lengths),
 }
+
+
+def _within_budget(session: Session, budget: Budget | None) -> Budget:
+    """Return the seat's budget; stop as BUSY when it is spent."""
+    if budget is not None:
+        return budget
+    found = Budget.of(session)
+    if found.spent >= HOURLY_TOKENS:
+        why = f"heavy probes of this start have cost {found.spent:,} tokens within the hour, {HOURLY_TOKENS:,} may be"
+        session.check(Check("budget", "busy", f"< {HOURLY_TOKENS}", found.spent, "tokens", why, EXIT_BUSY))
+        raise Stop(why)
+    return found
 
 
 def probe(manifest: Manifest, client: SeatClient, host: Host, options: Options, level: str) -> Report:
@@ -45,8 +60,11 @@ def probe(manifest: Manifest, client: SeatClient, host: Host, options: Options, 
     )
     session = Session(manifest, client, host, options, report)
     began = session.clock()
+    budget: Budget | None = None
     try:
         for name in LEVELS[LEVELS.index(level) and 1 : LEVELS.index(level) + 1]:
+            if name in HEAVY:
+                budget = _within_budget(session, budget)
             for step in STEPS[name]:
                 step(session)
     except Stop:
@@ -59,5 +77,7 @@ def probe(manifest: Manifest, client: SeatClient, host: Host, options: Options, 
         session.check(
             Check("connection", "fail", None, None, None, f"{error}. {session.first_error()}", EXIT_NOT_READY)
         )
+    if budget is not None:
+        budget.add(client.spent)
     report.duration_s = session.clock() - began
     return report

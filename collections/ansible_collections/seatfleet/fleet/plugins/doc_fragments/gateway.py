@@ -28,3 +28,31 @@ requirements:
 notes:
   - Runs on the controller (C(delegate_to=localhost)), with the Python of C(ansible-playbook).
 """
+
+    GRANTS = r"""
+options:
+  grants:
+    description: All aliases of all seats of O(host), with the key aliases that may call them.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The alias.
+        type: str
+        required: true
+      seat:
+        description: Name of the seat.
+        type: str
+        required: true
+      keys:
+        description: Key aliases that may call it.
+        type: list
+        elements: str
+        required: true
+      access_groups:
+        description: Access groups that contain the alias; a key that has one needs no entry of its own.
+        type: list
+        elements: str
+        default: []
+"""

@@ -42,6 +42,14 @@ ALIAS: dict[str, dict[str, Any]] = {
     "fallback": {"type": "str"},
 }
 
+# One alias with the keys that may call it, as the filter gateway_grants makes it.
+GRANT: dict[str, dict[str, Any]] = {
+    "name": {"type": "str", "required": True},
+    "seat": {"type": "str", "required": True},
+    "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
+    "access_groups": {"type": "list", "elements": "str", "default": []},
+}
+
 
 def wanted_alias(entry: Mapping[str, Any], host: str) -> WantedAlias:
     """Return one entry of the option in its typed form."""

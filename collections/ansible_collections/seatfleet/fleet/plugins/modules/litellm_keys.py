@@ -9,7 +9,7 @@ description:
   - Never writes an empty list, which LiteLLM reads as every model.
   - Lists are edited under a lock on the controller, and read again after a settling time, so that two controllers do
     not lose each other's edits.
-extends_documentation_fragment: [seatfleet.fleet.gateway]
+extends_documentation_fragment: [seatfleet.fleet.gateway, seatfleet.fleet.gateway.grants]
 options:
   values:
     description:
@@ -21,30 +21,6 @@ options:
     description: Key alias to entries that the key always has, such as access groups.
     type: dict
     default: {}
-  grants:
-    description: All aliases of all seats of O(host), with the key aliases that may call them.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      name:
-        description: The alias.
-        type: str
-        required: true
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      keys:
-        description: Key aliases.
-        type: list
-        elements: str
-        required: true
-      access_groups:
-        description: Access groups that contain the alias; a key that has one needs no entry of its own.
-        type: list
-        elements: str
-        default: []
   dropped:
     description: Aliases that the same run removed from the gateway; they leave the lists of all keys.
     type: list
@@ -106,18 +82,12 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
     CONNECTION,
+    GRANT,
     diff_text,
     gateway_of,
     sync,
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_keys import WantedKey
-
-GRANT: dict[str, dict[str, Any]] = {
-    "name": {"type": "str", "required": True},
-    "seat": {"type": "str", "required": True},
-    "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
-    "access_groups": {"type": "list", "elements": "str", "default": []},
-}
 
 
 def wanted_keys(

@@ -9,32 +9,8 @@ description:
   - Changes nothing that lasts. Without O(control), and for keys whose value is not given, keys that live ten minutes at
     most are made and deleted.
   - Fails when a single pair came out wrong; the message is the table.
-extends_documentation_fragment: [seatfleet.fleet.gateway]
+extends_documentation_fragment: [seatfleet.fleet.gateway, seatfleet.fleet.gateway.grants]
 options:
-  grants:
-    description: What to prove.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      name:
-        description: The alias.
-        type: str
-        required: true
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      keys:
-        description: Key aliases that may call it.
-        type: list
-        elements: str
-        required: true
-      access_groups:
-        description: Not needed here; one list serves this module and M(seatfleet.fleet.litellm_keys).
-        type: list
-        elements: str
-        default: []
   values:
     description: Key alias to value, for the keys whose value is known here.
     type: dict
@@ -84,15 +60,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import CONNECTION, gateway_of, sync
+from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import (
+    CONNECTION,
+    GRANT,
+    gateway_of,
+    sync,
+)
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_verdict import table
-
-GRANT: dict[str, dict[str, Any]] = {
-    "name": {"type": "str", "required": True},
-    "seat": {"type": "str", "required": True},
-    "keys": {"type": "list", "elements": "str", "required": True, "no_log": False},
-    "access_groups": {"type": "list", "elements": "str", "default": []},
-}
 
 
 def write_evidence(path: str, content: dict[str, Any]) -> None:
