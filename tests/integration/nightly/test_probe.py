@@ -24,9 +24,9 @@ def probe(lab: Lab, *options: str) -> Run:
 
 def signal_engine(lab: Lab, name: str) -> None:
     """Send a signal to the engine's processes, not to the API server, which goes on answering."""
+    groups = " ".join(f"/sys/fs/cgroup/{tree}system.slice/{UNIT}/cgroup.procs" for tree in ("", "unified/"))
     script = (
-        f"for p in $(cat /sys/fs/cgroup/unified/system.slice/{UNIT}/cgroup.procs /sys/fs/cgroup/system.slice/{UNIT}/cgroup.procs"
-        " 2>/dev/null | sort -u); do "
+        f"for p in $(cat {groups} 2>/dev/null | sort -u); do "
         f"grep -q '^VLLM' /proc/$p/comm && kill -{name} $p; done; true"
     )
     lab.host(HOST, "sh", "-c", script)
