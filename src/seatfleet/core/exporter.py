@@ -111,7 +111,7 @@ def prometheus_text(found: Sequence[Sample]) -> str:
     """Return samples as Prometheus text, in the order of :data:`METRICS`."""
     lines = []
     for name, kind, text in METRICS:
-        own = [f"{name}{_labels(labels)} {value:.17g}" for one, labels, value in found if one == name]
+        own = [f"{name}{_labels(labels)} {value!r}" for one, labels, value in found if one == name]
         if own:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *own]
     return "\n".join(lines) + "\n"
