@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cgroups, disk, network, state, supervisor
+from . import cgroups, disk, network, preflight, state, supervisor
 from .errors import LabError
 from .files import locked
 from .settings import PROJECT, Lab
@@ -59,6 +59,8 @@ def up(lab: Lab, name: str, layer: str | None) -> str:
 
 def _start(lab: Lab, name: str, layer: str | None) -> None:
     """Prepare a host's disk and start its supervisor; returns when the supervisor has taken over."""
+    if shortage := preflight.short_of_inotify():
+        raise LabError(f"{name} would not boot: {shortage}")
     spec = lab.spec(name)
     paths = Paths(lab.hosts / name)
     reclaim(lab, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from . import cgroups
 from .errors import LabError
@@ -23,6 +24,30 @@ PACKAGES = {
 def missing_packages(which: Callable[[str], str | None] = shutil.which) -> list[str]:
     """Return the Debian packages whose commands are not there."""
     return sorted({package for command, package in PACKAGES.items() if which(command) is None})
+
+
+# systemd, journald, logind and udev of a host take 6 or 7, all counted on root out here. A host that gets none ends
+# while it boots and says nothing.
+INOTIFY_PER_HOST = 10
+
+
+def short_of_inotify(proc: Path = Path("/proc")) -> str | None:
+    """Return why another host would not boot for lack of inotify instances; None when there are enough."""
+    limit = int((proc / "sys/fs/inotify/max_user_instances").read_text())
+    used = sum(_is_inotify(link) for link in proc.glob("[0-9]*/fd/*"))
+    if limit - used >= INOTIFY_PER_HOST:
+        return None
+    return (
+        f"{used} of {limit} inotify instances are in use and a host takes up to {INOTIFY_PER_HOST}: "
+        "stop other labs, or sysctl -w fs.inotify.max_user_instances=1024"
+    )
+
+
+def _is_inotify(link: Path) -> bool:
+    try:
+        return str(link.readlink()) == "anon_inode:inotify"
+    except OSError:
+        return False
 
 
 def check() -> None:

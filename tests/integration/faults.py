@@ -57,7 +57,7 @@ STEPS = {
     "release": Step("release", "vllm_release : Install releases"),
     "weights": Step("weights", "model_store : Publish models"),
     "stage": Step("generation staged", "seat : stage | Stage the generations"),
-    "flags": Step("flags checked", "seat : stage | Foresee restarts", "pgrep -f flag_check.py"),
+    "flags": Step("flags checked", "seat : stage | Foresee restarts", "pgrep -f '[f]lag_check.py'"),
     "close": Step("alias closed", "seat_alias : close | Close the aliases"),
     "stop": Step("seat stopped", "seat : roll_out | Roll out", f"! systemctl is-active --quiet {UNIT}"),
     "load": Step(
@@ -243,7 +243,7 @@ def on_console(lab: Lab, script: str) -> None:
 def settled_state(lab: Lab, before: str) -> str:
     """Return what callers and operators find, once whatever still runs on the host has come to its end."""
     deadline = time.monotonic() + READY_S
-    quiet = f"! pgrep -f 'seatctl probe' && flock --nonblock /run/lock/seatfleet-start.lock true && curl -sf http://127.0.0.1:{PORT}/health"
+    quiet = f"! pgrep -f '[s]eatctl probe' && flock --nonblock /run/lock/seatfleet-start.lock true && curl -sf http://127.0.0.1:{PORT}/health"
     while lab.console(HOST, "sh", "-c", quiet).code and time.monotonic() < deadline:
         time.sleep(1)
     running = lab.console(

@@ -214,13 +214,19 @@ def test_without_telemetry_clocks_are_not_checked_and_never_passed(tmp_path: Pat
     assert {c["status"] for c in check(result_of(tmp_path), "V10")} == {"not checked"}
 
 
-def test_steps_that_the_server_merges_in_every_arm_void_nothing(tmp_path: Path):
-    result = result_of(tmp_path / "a", World(speed=SPEED, requests=merged(2, "off", "k1", "k2", "k3")))
-    assert result["void_arms"] == {} and {c["status"] for c in check(result, "V15")} == {"pass", "flag"}
-    assert any("2.00 tokens per chunk in the control" in c["detail"] for c in check(result, "V15"))
-    assert "V15" in result_of(tmp_path / "b", World(speed=SPEED, requests=merged(2, "k2")))["void_arms"]["k2"]
-    half = World(speed=SPEED, requests=lambda *a: mute_chunks(a[0], a[1], merged(2, "off")(*a)))
-    assert "V15" in result_of(tmp_path / "c", half)["void_arms"]["k2"]
+def test_steps_that_the_server_merges_void_nothing_where_that_can_be_told(tmp_path: Path):
+    """Two steps of three tokens are six in one chunk, which no step has; two steps of two could be one of four."""
+    proven = result_of(tmp_path / "a", World(speed=SPEED, requests=merged(2, "k2")))
+    assert proven["void_arms"] == {} and {c["status"] for c in check(proven, "V15")} == {"pass"}
+    low: dict[str, Any] = {"bands": {"k3": {"count": 1.5}}}
+    world = World(speed=SPEED, accepted={"k3": 1}, requests=merged(2, "off", "k3"))
+    told = result_of(tmp_path / "b", world, **low)
+    assert told["void_arms"] == {} and {c["status"] for c in check(told, "V15")} == {"pass", "flag"}
+    assert any("2.00 tokens per chunk in the control" in c["detail"] for c in check(told, "V15"))
+    unexplained = result_of(tmp_path / "c", replace(world, requests=merged(2, "k3")), **low)
+    assert "V15" in unexplained["void_arms"]["k3"]
+    too_few = World(speed=SPEED, requests=lambda *a: mute_chunks(a[0], a[1], merged(2, "off")(*a)))
+    assert "V15" in result_of(tmp_path / "d", too_few)["void_arms"]["k2"]
 
 
 def test_every_rule_of_the_table_was_seen_to_fire():

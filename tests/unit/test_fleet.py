@@ -402,3 +402,14 @@ def test_an_entry_that_nobody_uses_stops_nobody() -> None:
 
 def test_the_same_catalogue_fault_is_reported_once() -> None:
     assert len(problems("all.models.drafter.revision = main")) == 1
+
+
+@pytest.mark.parametrize(("policy", "refused"), [("report", False), ("refuse", True)])
+def test_a_pin_without_evidence_is_named_and_refused_where_the_policy_says_so(policy: str, refused: bool) -> None:
+    report = check(f"all.fleet_pin_policy = {policy}")
+    pins = [item for item in report.not_checked if item.what == "kv_cache_memory"]
+    assert pins
+    assert all("rests on nothing" in item.why for item in pins)
+    assert report.problems == {}
+    stopped = [problem for problem in report.concerning(None, deploy=True) if problem.field == "kv_cache_memory"]
+    assert bool(stopped) == refused

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,8 +108,9 @@ def test_the_next_seat_goes_only_when_the_first_was_not_enough(tmp_path: Path) -
 
 
 def test_memory_that_is_no_seats_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
-    machine, said = run(tmp_path, [3, 3], running=())
+    machine, said = run(tmp_path, [3] * 30, running=())
     assert machine.calls == []
+    assert len(said) == 1
     assert "no seat of ['agent', 'draft'] runs" in said[0]
 
 
@@ -194,3 +199,25 @@ def test_clear_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "agent: killed at now: 3.00 GiB" in capsys.readouterr().out
     assert main(["guard", "clear", "agent"]) == 0
     assert main(["guard", "status"]) == 0
+
+
+def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "notify"))
+        server.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        run(tmp_path, [9, 9])
+        assert server.recv(99) == b"WATCHDOG=1"
+    guard.notify("READY=1")  # nobody listens any more: not worth an error
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    guard.notify("READY=1")
+
+
+def test_a_guard_that_cannot_see_does_not_start(tmp_path: Path) -> None:
+    file = tmp_path / "guard.json"
+    file.write_text('{"floor": "4GiB", "seats": []}')
+    code = f"from seatfleet.cli import main; main(['guard', 'run', '--config', {str(file)!r}, '--meminfo', '/nowhere'])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "FileNotFoundError" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from seatfleet.cli import main
 from seatfleet.core.headroom import (
     BOOT_NOISE,
+    FULL,
     MAX_BOOTS,
+    MIXED,
+    PHASES,
     AllocatorWarning,
     Found,
     Next,
@@ -22,8 +26,10 @@ from seatfleet.core.headroom import (
     allocator_warnings,
     edge,
     margin_for,
+    phase_extras,
     pin_below,
     predict,
+    refuse_phase,
     refuse_step,
     search,
     snippet,
@@ -33,7 +39,7 @@ from seatfleet.core.headroom import (
 )
 from seatfleet.core.units import GIB, MIB
 
-RAMP = (0.25, 0.5, 0.75, 0.9, 1.0)
+RAMP_FRACTIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass
@@ -47,23 +53,24 @@ class Card:
     cached: int  # what the allocator keeps when there is room
     fragments: int  # of that, what it cannot give back
     depth: int
+    batch: int  # what several prompts at once need beyond one of full depth
     rng: random.Random
 
     @property
     def edge(self) -> int:
         """The largest pin without a retry, without boot noise."""
-        return self.total - self._need(1.0) - self.fragments
+        return self.total - self._need(1.0) - self.batch - self.fragments
 
     def _need(self, fraction: float) -> int:
         tokens = fraction * self.depth
         return int(self.base + self.slope * tokens * (1 + self.bend * fraction))
 
-    def boot(self, pin: int) -> tuple[Trial, bool]:
-        """Return the trial, and whether a step was made that filled the card."""
+    def boot(self, pin: int, extras: Mapping[str, int] | None = None) -> tuple[Trial, bool]:
+        """Return the trial, and whether a step filled the card; ``extras`` is what boots before showed."""
         noise = self.rng.randint(-BOOT_NOISE // 2, BOOT_NOISE // 2)
         steps: list[Step] = []
         crossed = False
-        for fraction in RAMP:
+        for fraction in RAMP_FRACTIONS:
             tokens = int(fraction * self.depth)
             if steps and refuse_step(steps, tokens, self.total):
                 break
@@ -75,7 +82,16 @@ class Card:
             steps.append(Step(tokens, used, pin + kept, pin + kept - (used - need), retries=int(retry)))
             if retry:
                 break
-        return Trial(pin, self.total, self.depth, tuple(steps)), crossed
+        for phase in (MIXED, FULL):
+            reached = len(steps) >= len(RAMP_FRACTIONS) and not crossed
+            if not reached or refuse_phase(steps, phase, self.total, (extras or {}).get(phase)):
+                break
+            need = pin + self._need(1.0) + self.batch + noise
+            retry = need + self.fragments > self.total
+            crossed |= retry
+            used = min(self.total, need)
+            steps.append(Step(self.depth, used, used, used, retries=int(retry), phase=phase))
+        return Trial(pin, self.total, self.depth, tuple(steps), phases=PHASES), crossed
 
 
 def cards(count: int) -> list[Card]:
@@ -91,6 +107,7 @@ def cards(count: int) -> list[Card]:
             cached=rng.randint(0, 3 * GIB),
             fragments=rng.randint(0, 256 * MIB),
             depth=rng.choice((32_000, 131_000, 262_000)),
+            batch=rng.choice((0, rng.randint(0, 512 * MIB))),
             rng=rng,
         )
         if card.edge > margin_for(card.total) + 3 * GIB:
@@ -106,13 +123,13 @@ def find(card: Card) -> tuple[Found, list[Trial], int]:
         step = search(trials, card.total, start)
         if isinstance(step, Found):
             return step, trials, crossed
-        trial, over = card.boot(step.pin)
+        trial, over = card.boot(step.pin, phase_extras(trials))
         trials.append(trial)
         crossed += over
 
 
 def test_random_memory_models_with_a_known_edge() -> None:
-    made = cards(300)
+    made = cards(1500)
     near = 0
     for card in made:
         found, trials, _ = find(card)
@@ -120,7 +137,7 @@ def test_random_memory_models_with_a_known_edge() -> None:
         assert found.pin <= best, (card, found)
         assert len(trials) <= MAX_BOOTS + 1, (card, [trial.pin / GIB for trial in trials])
         near += best - found.pin <= 0.75 * GIB
-    assert near >= 0.95 * len(made), near
+    assert near >= 0.98 * len(made), near
 
 
 def test_a_blind_pin_crosses_where_the_search_does_not_end_up() -> None:

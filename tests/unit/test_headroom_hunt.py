@@ -20,6 +20,7 @@ from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalSeat, SeatFailed
 from seatfleet.cli import main
 from seatfleet.core.headroom import FULL, MIXED, RAMP, margin_for, unclean
+from seatfleet.core.pins import proposed
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom import sampler
 from seatfleet.headroom.hunt import Hunt
@@ -107,6 +108,7 @@ def test_a_pin_is_found_confirmed_and_proposed(seat: Watched, tmp_path: Path) ->
     kept = json.loads(evidence)
     assert kept["subject"]["release_id"] == "0.0-stub"
     assert kept["subject"]["max_num_seqs"] == 4
+    assert proposed(evidence) == (kept["subject"], result["pin"])
     assert result["evidence"] in yaml.safe_load(result["snippet"])["s"]["kv_cache_why"]["reference"]
     # what the command says of the same boots
     assert main(["headroom", "judge", str(tmp_path / "out" / result["evidence"])]) == 0

@@ -313,6 +313,18 @@ def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch:
         preflight.check()
 
 
+@pytest.mark.parametrize(("limit", "short"), [(12, False), (11, True)])
+def test_a_host_that_would_get_no_inotify_instance_is_not_booted(tmp_path: Path, limit: int, short: bool) -> None:
+    (tmp_path / "sys/fs/inotify").mkdir(parents=True)
+    (tmp_path / "sys/fs/inotify/max_user_instances").write_text(f"{limit}\n")
+    (tmp_path / "7/fd").mkdir(parents=True)
+    for number, target in enumerate(["anon_inode:inotify", "anon_inode:inotify", "anon_inode:[eventpoll]"]):
+        (tmp_path / f"7/fd/{number}").symlink_to(target)
+    message = preflight.short_of_inotify(tmp_path)
+    assert (message is not None) == short
+    assert message is None or message.startswith("2 of 11 inotify instances are in use")
+
+
 @pytest.mark.parametrize(
     ("mountinfo", "read_only", "message"),
     [

@@ -143,6 +143,11 @@ def test_the_policy_is_one_of_two() -> None:
     assert not any("fleet_pin_policy" in str(problem) for problem in validated("refuse").problems)
 
 
+def test_what_was_found_then_counts_and_not_what_a_later_version_would_find() -> None:
+    content = {**json.loads(evidence()), "found": {"pin": 5 * GIB}}
+    assert proposed(json.dumps(content).encode()) == (SUBJECT, 5 * GIB)
+
+
 # -- the host
 
 

@@ -171,6 +171,26 @@ def test_damage_is_refused_with_what_to_do(call: Call, store: dict[str, Any]) ->
     assert repaired["diff"]["before"] == f"{path} damaged\n"
 
 
+def test_old_revisions_go_only_when_asked_and_never_one_that_a_seat_could_go_back_to(
+    call: Call, store: dict[str, Any], tmp_path: Path
+) -> None:
+    now = Path(call("model_store", **store)["models"][0]["path"])
+    back, drafter, unused, half = (now.with_name(name * 12) for name in "bdu.")
+    for path in (back, drafter, unused, half):
+        path.mkdir()
+        (path / "manifest.json").write_text("{}")
+    generation = tmp_path / "seats/s/generations/0123456789ab"
+    generation.mkdir(parents=True)
+    (generation / "manifest.json").write_text(json.dumps({"model_path": str(back), "drafter_path": str(drafter)}))
+    asked = {**store, "prune": True, "seats": str(tmp_path / "seats")}
+    assert call("model_store", **{**asked, "prune": False})["removed"] == []
+    foreseen = call("model_store", check=True, **asked)
+    assert (foreseen["changed"], foreseen["removed"], unused.exists()) == (True, [str(unused)], True)
+    assert call("model_store", **asked)["removed"] == [str(unused)]
+    assert sorted(now.parent.iterdir()) == sorted([now, back, drafter, half])
+    assert call("model_store", **asked)["changed"] is False
+
+
 def test_all_models_are_looked_at_before_the_task_fails(call: Call, store: dict[str, Any]) -> None:
     good = store["models"][0]
     bad = {**good, "manifest": {**good["manifest"], "revision": "main"}}

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,9 @@ PRESSURE = "full 150000 1000000"
 #: Pressure alone kills nobody; below this many times the floor it does.
 PRESSURE_FLOORS = 2
 _COMMAND_LIMIT_S = 30
+#: The unit's WatchdogSec is ten times this.
+_BEAT_S = 1.0
+_PRIORITY = 50
 _MCL_CURRENT_AND_FUTURE = 3
 _AVAILABLE = re.compile(rb"(?m)^MemAvailable:\s+(\d+) kB$")
 _TOTAL = re.compile(rb"(?m)^MemTotal:\s+(\d+) kB$")
@@ -223,11 +227,15 @@ class Guard:
     host: Host
     say: Callable[[str], None] = print
     clock: Callable[[], float] = time.monotonic
+    _helpless: bool = False
 
     def run(self, rounds: int | None = None) -> None:
         """Watch for ever, or for so many samples."""
-        judge, quiet_until = Judge(self.config.floor), 0.0
+        judge, quiet_until, beat = Judge(self.config.floor), 0.0, 0.0
         while rounds is None or rounds > 0:
+            if self.clock() >= beat:
+                notify("WATCHDOG=1")
+                beat = self.clock() + _BEAT_S
             pressed = self.host.wait()
             free = self.host.free()
             why = judge.why(free, pressed)
@@ -239,8 +247,11 @@ class Guard:
     def _give_up_one(self, why: str, free: int) -> None:
         victim = next((seat for seat in self.config.seats if self.host.running(seat.name)), None)
         if victim is None:
-            self.say(f"{why}, and no seat of {[seat.name for seat in self.config.seats]} runs: not a seat's memory")
+            if not self._helpless:
+                self.say(f"{why}, and no seat of {[seat.name for seat in self.config.seats]} runs: not a seat's memory")
+            self._helpless = True
             return
+        self._helpless = False
         began = self.clock()
         self.host.kill(victim.name)
         took_ms = round(1000 * (self.clock() - began), 1)
@@ -250,11 +261,30 @@ class Guard:
         self.host.put_away(victim, mark)
 
 
-def lock_memory() -> str | None:
-    """Keep this process in memory; return why that did not work, None when it did."""
+def protect() -> list[str]:
+    """Keep this process in memory and first in line for a processor; return what did not work, in words.
+
+    Here and not in the unit: a guard that systemd cannot start with these (a container, a kernel that schedules groups
+    in real time) is worse than one without.
+    """
+    found = []
     if ctypes.CDLL(None, use_errno=True).mlockall(_MCL_CURRENT_AND_FUTURE):
-        return os.strerror(ctypes.get_errno())
-    return None
+        found.append(f"not locked in memory: {os.strerror(ctypes.get_errno())}")
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except OSError as error:
+        found.append(f"not scheduled in real time: {error.strerror}")
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+    return found
+
+
+def notify(text: str) -> None:
+    """Tell systemd, where it asked to be told."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.sendto(text.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 def neighbours(root: Path = Path("/")) -> list[str]:
@@ -283,15 +313,15 @@ def default_floor(total: int) -> int:
 
 def watch(config: Config, host: Host) -> None:
     """Say what is watched and with what protection, then watch."""
-    problem = lock_memory()
+    problems = protect()
     where = "a replay" if host.replayed else "MemAvailable"
     names = ", ".join(seat.name for seat in config.seats) or "no seat"
     print(f"guarding {names}: {where} every {PERIOD_S * 1000:.0f} ms, floor {format_gib(config.floor)}")
     if not host.pressure_is_watched:
         print("memory pressure is not watched: this kernel does not report it")
-    if problem:
-        print(f"not locked in memory: {problem}", file=sys.stderr)
-    for text in neighbours():
+    for text in (*problems, *neighbours()):
         print(f"warning: {text}")
     sys.stdout.flush()
+    host.free()  # a source that cannot be read is a failed start, not a guard that sees nothing
+    notify("READY=1")
     Guard(config, host, say=lambda text: print(text, flush=True)).run()

@@ -139,19 +139,32 @@ def refuse_step(steps: Sequence[Step], depth: int, total: int) -> str | None:
     return f"{depth:,} tokens are predicted to need {format_gib(needed)} of {format_gib(total)}"
 
 
-def refuse_phase(steps: Sequence[Step], phase: str, total: int) -> str | None:
+def phase_extras(trials: Iterable[Trial]) -> dict[str, int]:
+    """Return by how much each phase has needed more than one prompt of full depth, at most, in the boots so far."""
+    found: dict[str, int] = {}
+    for trial in trials:
+        ramp = trial.ramp
+        for step in trial.steps:
+            if step.phase != RAMP and ramp:
+                found[step.phase] = max(found.get(step.phase, 0), step.needed - ramp[-1].needed)
+    return found
+
+
+def refuse_phase(steps: Sequence[Step], phase: str, total: int, extra: int | None = None) -> str | None:
     """Return why several prompts at once must not be tried after the ramp, None when they may be.
 
-    What they add to one prompt cannot be predicted from single ones. There must be room for as much again as the last
-    step of the ramp added.
+    What they add to one prompt cannot be predicted from single ones: ``extra`` is what they added in an earlier boot.
+    In the first there must be room for as much again as the last step of the ramp added.
     """
     if not steps:
         return f"{phase}: no single prompt was tried"
-    growth = max(0, steps[-1].needed - steps[-2].needed) if len(steps) > 1 else 0
-    needed = max(step.needed for step in steps) + growth
+    ramp = [step.needed for step in steps if step.phase == RAMP]
+    growth = max(0, ramp[-1] - ramp[-2]) if len(ramp) > 1 else 0
+    needed = max(max(step.needed for step in steps), ramp[-1] + (growth if extra is None else extra))
     if needed + PREDICTION_ERROR <= total:
         return None
-    return f"{phase}: as much again as the last step added would need {format_gib(needed)} of {format_gib(total)}"
+    why = "as much again as the last step added" if extra is None else "what it added before"
+    return f"{phase}: with {why} it would need {format_gib(needed)} of {format_gib(total)}"
 
 
 def unclean(trial: Trial) -> str | None:
@@ -259,8 +272,9 @@ def _between(trials: Sequence[Trial], low: int, high: int) -> int | None:
     if not guesses:
         wanted = middle
     elif (guess := min(guesses) - BOOT_NOISE) >= high - RESOLUTION // 4:
-        # The guess was refused already (fragments, noise): the edge is a little lower, further with each refusal.
-        wanted = high - RESOLUTION * 2 ** max(0, refused - 1)
+        # The guess was refused already (fragments, noise): the edge is a little lower, further with each refusal. Less
+        # far when the card was never full there: then the refusal was a prediction, which errs by little.
+        wanted = high - RESOLUTION * 2 ** max(0, refused - 1) // (2 if _foreseen(trials, high) else 1)
     elif guess <= low + RESOLUTION // 2:
         wanted = low + RESOLUTION  # the edge should be right above: one resolution further shows it
     else:
@@ -268,6 +282,15 @@ def _between(trials: Sequence[Trial], low: int, high: int) -> int | None:
     if not low < wanted < high:
         wanted = middle
     return wanted // MIB * MIB
+
+
+def _foreseen(trials: Sequence[Trial], pin: int) -> bool:
+    """Tell whether a pin was given up by prediction alone."""
+    there = [trial for trial in trials if trial.pin == pin]
+    return bool(there) and not any(
+        trial.failure or trial.warnings or trial.restarts or any(step.retries or step.ooms for step in trial.steps)
+        for trial in there
+    )
 
 
 def trials_from_json(content: Sequence[Mapping[str, Any]]) -> list[Trial]:

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -299,6 +299,33 @@ def ensure(root: Path, manifest: Manifest, source: Path, *, hashes: bool, repair
     if not check:
         _publish(root, manifest, files)
     return Outcome(path, before, changed=True)
+
+
+def referenced(seats: Path) -> set[str]:
+    """Return the paths of models that any generation of any seat below ``seats`` names, drafters included."""
+    found = set()
+    for file in seats.glob("*/generations/*/manifest.json"):
+        try:
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # half a generation: the seat cannot go back to it either
+        found |= {str(manifest[key]) for key in ("model_path", "drafter_path") if manifest.get(key)}
+    return found
+
+
+def superfluous(root: Path, wanted: Iterable[Manifest], used: Iterable[str]) -> list[Path]:
+    """Return published revisions that are neither wanted nor named by a generation; staging directories are not."""
+    kept = {*used, *(str(root / manifest.directory) for manifest in wanted)}
+    published = (file.parent for file in root.glob(f"*/*/{MANIFEST}"))
+    return sorted(path for path in published if str(path) not in kept and not path.name.startswith("."))
+
+
+def remove(path: Path) -> None:
+    """Remove a published revision in a way that an interruption never leaves one that looks whole."""
+    rest = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(rest, ignore_errors=True)
+    path.rename(rest)
+    shutil.rmtree(rest)
 
 
 def _publish(root: Path, manifest: Manifest, source: Source) -> None:

@@ -33,9 +33,11 @@ def proposed(text: bytes) -> tuple[Mapping[str, Any], int]:
     """
     try:
         content = json.loads(text)
+        subject = dict(content["subject"])
+        if "found" in content:
+            return subject, int(content["found"]["pin"])
         trials = trials_from_json([{"total": content["total"], **trial} for trial in content["trials"]])
         step = search(trials, content["total"], content["start"])
-        subject = dict(content["subject"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"no evidence of a headroom probe: {error!r}") from error
     return subject, step.pin if isinstance(step, Found) else 0

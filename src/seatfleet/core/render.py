@@ -229,6 +229,9 @@ def seat_environment(seat: Seat, release: ReleaseRef, model: ModelRef, host: Hos
     # The processes of one engine meet on ports of their own (16 of them on the host's address, measured); on loopback
     # nobody else reaches those. A seat over several hosts sets its interface in `env`.
     adjustable = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    # LiteLLM keeps idle connections for 120 s (AIOHTTP_KEEPALIVE_TIMEOUT) and vLLM closes them after 5: a call on one
+    # that is just being closed is a 500 for its caller ("Connection closed", seen under load on an untouched seat).
+    adjustable["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "180"
     reserved = {*fixed, GENERATION_VARIABLE, API_KEY_VARIABLE, "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
     taken = sorted(reserved & set(seat.env))
     if taken:

@@ -14,8 +14,9 @@ from .gateway_verdict import DRAINING
 
 # A body beyond this is not read, and its connection closed: nobody sends one for a good reason.
 _MAX_BODY = 64 << 20
-# A client that says nothing does not hold a thread for longer.
-_IDLE_S = 60
+# A client that says nothing does not hold a thread for longer. More than the 120 s that LiteLLM keeps connections for:
+# a call on one that is just being closed would be a 500.
+_IDLE_S = 180
 
 
 class SeatStub(ThreadingHTTPServer):

@@ -149,10 +149,12 @@ class Hunt:
 
     def _conclude(self, subject: Mapping[str, Any], step: Next | Found) -> dict[str, Any]:
         """Return the result, and keep the evidence under the name of its own hash."""
-        text = (self.out / "evidence.json").read_bytes()
-        digest = hashlib.sha256(text).hexdigest()
-        (self.out / f"{digest[:12]}.json").write_bytes(text)
         found = step if isinstance(step, Found) else Found(0, 0, len(self.trials), confirmed=False)
+        # What was found belongs into the evidence: a later version may search in another way.
+        content = {**json.loads((self.out / "evidence.json").read_text(encoding="utf-8")), "found": asdict(found)}
+        text = json.dumps(content, indent=1) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        write_atomic(self.out / f"{digest[:12]}.json", text)
         result = {
             "pin": found.pin,
             "clean_pin": found.clean_pin,

@@ -31,6 +31,7 @@ from ..core.headroom import (
     Step,
     Trial,
     allocator_warnings,
+    phase_extras,
     refuse_phase,
     refuse_step,
 )
@@ -231,6 +232,7 @@ class Prober:
     answers: Callable[[Manifest, SeatClient, Host, Path], Answers] = short_answers
     sleep: Callable[[float], None] = time.sleep
     started: int = 0
+    extras: dict[str, int] = field(default_factory=dict)
 
     def extension(self) -> Path:
         """Write the worker's extension where the seat's user can read it, and return the folder."""
@@ -271,7 +273,10 @@ class Prober:
             self.work / f"samples-{self.started}.jsonl", self.control.gpus, self.plan.memory_replay
         )
         try:
-            return _Boot(self, config, pin, counts, samples).run()
+            result = _Boot(self, config, pin, counts, samples).run()
+            for phase, extra in phase_extras([result.trial]).items():
+                self.extras[phase] = max(extra, self.extras.get(phase, 0))
+            return result
         finally:
             self.control.stop()
             samples.stop()
@@ -386,7 +391,7 @@ class _Boot:
             self.refused = "unified memory: deeper prompts only with the operator's word (allow_host_risk)"
             return
         for phase in self.plan.phases[1:]:
-            if refusal := refuse_phase(self.steps, phase, self.total):
+            if refusal := refuse_phase(self.steps, phase, self.total, self.prober.extras.get(phase)):
                 self.refused = refusal
                 return
             prompts = self._mixed(client) if phase == MIXED else self._full(client, concurrency)

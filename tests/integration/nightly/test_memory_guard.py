@@ -46,7 +46,9 @@ def test_the_guard_is_protected(lab: Lab) -> None:
     pid = lab.host(HOST, "systemctl", "show", "--value", "--property=MainPID", GUARD).output.strip()
     status = lab.host(HOST, "cat", f"/proc/{pid}/status").output
     locked = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmLck"))
-    assert locked > 5_000, "not locked in memory"
+    said = lab.host(HOST, "journalctl", "--no-pager", "--output=cat", f"--unit={GUARD}").output
+    # Lab hosts are containers, which may not lock memory: then the guard must say so.
+    assert locked > 5_000 or "warning: not locked in memory" in said
     assert lab.host(HOST, "/opt/vllm/toolbox/bin/seatctl", "guard", "status").output == ""
 
 

@@ -41,6 +41,16 @@ options:
       - A seat that runs from it keeps the old files until it is restarted.
     type: bool
     default: false
+  prune:
+    description:
+      - Remove published revisions that are not among O(models) and that no generation of any seat of the host names.
+      - A generation that a seat can still go back to keeps its weights.
+    type: bool
+    default: false
+  seats:
+    description: Where the seats' generations are.
+    type: path
+    default: /etc/vllm/seats
 attributes:
   check_mode:
     description: Predicts changes, problems of a source that is there included. A source that is not there yet is none.
@@ -65,12 +75,18 @@ models:
   returned: success
   type: list
   elements: dict
+removed:
+  description: Paths of revisions that were removed, or in check mode would be.
+  returned: success
+  type: list
+  elements: str
 """
 
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import models as store
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SEATS
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
 
 REMEDY = "A damaged published model is replaced with repair (role variable model_store_repair: true)."
@@ -91,6 +107,8 @@ def main() -> None:
             "root": {"type": "path", "default": "/srv/models"},
             "verify": {"type": "bool", "default": False},
             "repair": {"type": "bool", "default": False},
+            "prune": {"type": "bool", "default": False},
+            "seats": {"type": "path", "default": SEATS},
         },
         supports_check_mode=True,
     )
@@ -118,11 +136,22 @@ def main() -> None:
     ]
     if problems:
         module.fail_json(msg=f"{ProblemsError(problems)}\n{REMEDY}", models=models, changed=changed)
-    module.exit_json(changed=changed, models=models, diff=_diff(results))
+    wanted = [manifest for manifest, _ in results]
+    doomed = (
+        store.superfluous(root, wanted, store.referenced(Path(module.params["seats"])))
+        if module.params["prune"]
+        else []
+    )
+    if not module.check_mode:
+        for path in doomed:
+            store.remove(path)
+    removed = [str(path) for path in doomed]
+    module.exit_json(changed=changed or bool(doomed), models=models, removed=removed, diff=_diff(results, removed))
 
 
-def _diff(results: list[tuple[store.Manifest, store.Outcome]]) -> dict[str, str]:
+def _diff(results: list[tuple[store.Manifest, store.Outcome]], removed: list[str]) -> dict[str, str]:
     before = [f"{outcome.path} {outcome.before}\n" for _, outcome in results if outcome.before != "absent"]
+    before += [f"{path} present\n" for path in removed]
     after = [f"{outcome.path} present\n" for _, outcome in results]
     return {"before": "".join(before), "after": "".join(after)}
 
