@@ -1,14 +1,13 @@
 """Connection plugins for the bench, written into a scratch directory: Ansible's own with a counter, one that replays.
 
-``counted`` and ``countedlocal`` are ``ssh`` and ``local`` of the installed ansible-core with one override, so that what
-is measured is what runs in production. ``replay`` answers like the recorded host did, call by call.
+``counted`` is ``ssh`` of the installed ansible-core with two methods wrapped, so that what is measured is what runs in
+production. ``replay`` answers like the recorded host did, call by call.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import ansible.plugins.connection.local
 import ansible.plugins.connection.ssh
 
 # Appended to Ansible's module: notes every command, with the module it carries and its answer.
@@ -37,7 +36,7 @@ def _exec(self, cmd, in_data=None, sudoable=True):
     found = _NAME.search(in_data or b"")
     more = {}
     if _os.environ.get("CONVERGE_RECORD"):
-        more = {"code": code, "output": _base64.b64encode(output).decode(), "local": self.transport == "local"}
+        more = {"code": code, "output": _base64.b64encode(output).decode()}
     _note(self, "exec", module=found[1].decode() if found else None, **more)
     return code, output, errors
 
@@ -73,7 +72,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.connection import ConnectionBase
 
 _NAME = re.compile(rb"module_fqn=['\\"]([\\w.]+)")
-_RECORDS = json.loads(Path(os.environ.get("CONVERGE_RECORDS") or os.devnull).read_text() or "{}")
+_RECORDS = json.loads(Path(os.environ.get("CONVERGE_RECORDS") or os.devnull).read_text() or "[]")
 _STATE = Path(os.environ.get("CONVERGE_STATE") or ".")
 
 
@@ -89,17 +88,14 @@ class Connection(ConnectionBase):
         found = _NAME.search(in_data or b"")
         module = found[1].decode() if found else None
         host = self._play_context.remote_addr
-        if host in ("localhost", "127.0.0.1"):
-            record = _RECORDS["local"][module]
-        else:
-            # Tasks run in processes of their own: how far a host has come is the length of its file.
-            state = _STATE / host
-            with state.open("ab") as counter:
-                number = counter.tell()
-                counter.write(b".")
-            record = _RECORDS["host"][number]
-            if record["module"] != module:
-                raise AnsibleConnectionFailure(f"call {number} of {host}: expected {record['module']}, seen {module}")
+        # Tasks run in processes of their own: how far a host has come is the length of its file.
+        state = _STATE / host
+        with state.open("ab") as counter:
+            number = counter.tell()
+            counter.write(b".")
+        record = _RECORDS[number]
+        if record["module"] != module:
+            raise AnsibleConnectionFailure(f"call {number} of {host}: expected {record['module']}, seen {module}")
         return record["code"], base64.b64decode(record["output"]), b""
 
     def put_file(self, in_path, out_path):
@@ -114,11 +110,7 @@ class Connection(ConnectionBase):
 
 
 def write(directory: Path) -> None:
-    """Write the three plugins."""
-    for name, module in (
-        ("counted", ansible.plugins.connection.ssh),
-        ("countedlocal", ansible.plugins.connection.local),
-    ):
-        source = Path(module.__file__ or "").read_text()
-        (directory / f"{name}.py").write_text(source + _COUNTING)
+    """Write both plugins."""
+    source = Path(ansible.plugins.connection.ssh.__file__ or "").read_text()
+    (directory / "counted.py").write_text(source + _COUNTING)
     (directory / "replay.py").write_text(_REPLAY)

@@ -79,7 +79,7 @@ FAULTS = {
     "network": "network cut",
     "disk": "disk full",
 }
-# The four of `make test`: before the stop, in the middle twice, and with nothing to write on.
+# One per fault: before the stop, in the middle twice, and with nothing to write on.
 QUICK = ("stage:process", "load:power", "probe:network", "stage:disk")
 # What a full disk keeps from being written; one small file system stands for all of them.
 WRITTEN = ("/etc/vllm/seats", "/var/lib/seatfleet", "/srv/models")

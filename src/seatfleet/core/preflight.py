@@ -474,6 +474,8 @@ def _host_memory(memory: Memory, wishes: Wishes, starting: Sequence[SeatWish], r
         todo = "two seats are two tables: keep one of them on the card (engram.cpu_offload false) or on another host"
         good = memory.total >= tables + rules.memory_reserve
         yield _result("host memory", good, expected, format_gib(memory.total), todo)
+        if not good:
+            return  # what is free of too little would be a second sentence for one fault
     wanted = {seat.name: seat.pinned + (int((seat.utilization or 0) * total) if unified else 0) for seat in starting}
     needed = sum(wanted.values())
     if not needed:

@@ -9,6 +9,7 @@ from labrun import Lab, Run
 from seatlife import HOST
 
 SEAT = "flash-next"
+UNIT = f"vllm-seat-{SEAT}.service"
 PROBE = f"/opt/vllm/toolbox/bin/seatctl probe --manifest /etc/vllm/seats/{SEAT}/current/manifest.json --json"
 
 
@@ -23,8 +24,9 @@ def probe(lab: Lab, *options: str) -> Run:
 
 def signal_engine(lab: Lab, name: str) -> None:
     """Send a signal to the engine's processes, not to the API server, which goes on answering."""
+    groups = " ".join(f"/sys/fs/cgroup/{tree}system.slice/{UNIT}/cgroup.procs" for tree in ("", "unified/"))
     script = (
-        f"for p in $(cat /sys/fs/cgroup/system.slice/vllm-seat-{SEAT}.service/cgroup.procs); do "
+        f"for p in $(cat {groups} 2>/dev/null | sort -u); do "
         f"grep -q '^VLLM' /proc/$p/comm && kill -{name} $p; done; true"
     )
     lab.host(HOST, "sh", "-c", script)

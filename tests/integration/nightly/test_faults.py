@@ -1,4 +1,4 @@
-"""Four cells of the fault table, one per fault, on the host that the chain left; `make nightly` runs all of it."""
+"""Four cells of the fault table, one per fault, asserted; tests/integration/faults.py runs and writes all of it."""
 
 from __future__ import annotations
 

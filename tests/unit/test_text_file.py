@@ -1,0 +1,75 @@
+"""The module that keeps a text file with one call."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+PROJECT = Path(__file__).resolve().parents[2]
+NAME = "ansible_collections.seatfleet.fleet.plugins.modules.text_file"
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.syspath_prepend(str(PROJECT / "collections"))
+    module = importlib.import_module(NAME)
+
+    def call(check: bool = False, **arguments: Any) -> dict[str, Any]:
+        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+            module.main()
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return call
+
+
+def test_a_file_is_written_once_and_kept(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.conf"
+    assert run(path=str(file), content="one\n")["changed"]
+    assert (file.read_text(), oct(file.stat().st_mode)[-3:]) == ("one\n", "644")
+    assert not run(path=str(file), content="one\n")["changed"]
+    file.chmod(0o600)
+    again = run(path=str(file), content="one\n")
+    assert again["changed"]
+    assert "mode 0600" in again["diff"]["before_header"]
+    assert oct(file.stat().st_mode)[-3:] == "644"
+
+
+def test_check_mode_shows_and_writes_nothing(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.conf"
+    foreseen = run(check=True, path=str(file), content="one\n", validate="/bin/false %s")
+    assert foreseen["changed"]
+    assert foreseen["diff"]["after"] == "one\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_that_is_refused_does_not_get_there(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.conf"
+    assert run(path=str(file), content="good\n", validate="grep -q good %s")["changed"]
+    refused = run(path=str(file), content="bad\n", validate="grep -q good %s")
+    assert refused["failed"]
+    assert "refuses the new text" in refused["msg"]
+    assert file.read_text() == "good\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.conf"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"mode": "rw-r--r--"}, "expected an octal number"), ({"path": "{directory}/none/a"}, "expected a directory")],
+)
+def test_mistakes_are_said(run: Run, tmp_path: Path, arguments: dict[str, str], message: str) -> None:
+    given = {"path": str(tmp_path / "a"), **arguments}
+    given["path"] = given["path"].format(directory=tmp_path)
+    assert message in run(content="x", **given)["msg"]
+    assert message in run(content="x", **given)["msg"]
+
+
+def test_a_directory_in_its_place_is_said(run: Run, tmp_path: Path) -> None:
+    assert "expected a file or nothing" in run(path=str(tmp_path), content="x")["msg"]
