@@ -1,7 +1,8 @@
 """``vllm bench serve`` on the same prompts: is our own client blind or slow? A cross-check of one cell, no measurement.
 
 Both clients send the same texts, greedy, at the same concurrency, isolated by a salt. What they are compared in is what
-they define alike: output tokens per second, the median wait for the first token, the median time per token after it.
+they define alike: output tokens per second, and the median time per token after the first. Their first token may be a
+chunk that holds a role only, so the waits for it are two things (measured: 4.6 against 11.0 ms on the same server).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ _LIMIT_S = 1800.0
 #: Ours, theirs. Their TPOT divides by (tokens - 1); ours leaves out all tokens of the first chunk, usually that one.
 SAME = (
     ("aggregate_output_tok_s", "output_throughput"),
-    ("ttft_ms", "median_ttft_ms"),
     ("tpot_ms", "median_tpot_ms"),
 )
 
