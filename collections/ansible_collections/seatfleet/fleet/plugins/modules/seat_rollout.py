@@ -10,7 +10,7 @@ version_added: "0.1.0"
 description:
   - Compares the process of every seat with its wanted generation and restarts exactly those that differ.
   - Before anything stops, the installed release is asked whether it takes the seat's flags and environment, and what a
-    start needs is looked at. When anything is wrong with one seat of the host, none is touched; check mode fails too then.
+    start needs is looked at. When anything is wrong with one seat of the host, none is touched; check mode fails too.
   - A restart stops the seat and proves that it is gone, switches C(current), starts, and waits until the probe has
     passed. The generation is then marked good.
   - When a start or its probe fails, the last good generation comes back, and the module fails with the first cause
