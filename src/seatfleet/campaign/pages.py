@@ -68,6 +68,15 @@ class Pages:
             time.sleep(_POLL_S)
 
     def refuse_busy(self) -> None:
-        """Refuse a seat that serves somebody else (rule R11)."""
-        page = self.read()
-        refuse_busy(page.total_or(_RUNNING, 0.0), page.total_or(_WAITING, 0.0))
+        """Refuse a seat that serves somebody else (rule R11).
+
+        A busy page is read again for a while: the last request of our own probe may still be counted as running.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            page = self.read()
+            running, waiting = page.total_or(_RUNNING, 0.0), page.total_or(_WAITING, 0.0)
+            if not (running or waiting) or time.monotonic() >= deadline:
+                refuse_busy(running, waiting)
+                return
+            time.sleep(_POLL_S)

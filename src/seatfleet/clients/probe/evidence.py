@@ -72,7 +72,7 @@ class Budget:
     def add(self, tokens: int) -> None:
         """Write down what a probe has cost."""
         if self.path is not None and tokens:
-            self.runs.append({"at": round(time.time(), 1), "boot": self.boot, "tokens": tokens})
+            self.runs.append({"at": int(time.time()), "boot": self.boot, "tokens": tokens})
             write_atomic(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
 
 
