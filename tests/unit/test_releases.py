@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -142,9 +143,17 @@ def test_only_old_unused_releases_are_superfluous(tmp_path: Path) -> None:
     make(tmp_path, names["e"], None)
     make(tmp_path, "something-else", None)
     (tmp_path / ".lock").touch()
-    assert releases.superfluous(tmp_path, 1, {names["c"]}) == [tmp_path / names[n] for n in "bde"]
-    assert releases.superfluous(tmp_path, 3, {names["e"], names["a"]}) == []
-    assert releases.superfluous(tmp_path, 0, set(names.values())) == []
+    assert releases.superfluous(tmp_path, 1, set(), {names["c"]}) == [tmp_path / names[n] for n in "bde"]
+    assert releases.superfluous(tmp_path, 3, {names["a"]}, {names["e"]}) == []
+    assert releases.superfluous(tmp_path, 0, {names["a"]}, set(names.values())) == []
+
+
+def test_what_is_superfluous_does_not_depend_on_a_process_that_is_about_to_end(tmp_path: Path) -> None:
+    """An upgrade while the old one runs, and the run after it: the second has nothing left to remove."""
+    new, old, older = (make(tmp_path, f"1.0-{letter * 12}", age) for age, letter in enumerate("abc"))
+    assert releases.superfluous(tmp_path, 1, {new.name}, {old.name}) == [older]
+    shutil.rmtree(older)
+    assert releases.superfluous(tmp_path, 1, {new.name}, set()) == []
 
 
 def test_generations_and_processes_use_releases(tmp_path: Path) -> None:

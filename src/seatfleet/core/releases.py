@@ -256,9 +256,14 @@ def references(root: Path, links: Iterable[Path], proc: Path = Path("/proc")) ->
     return used
 
 
-def superfluous(root: Path, keep: int, used: Iterable[str]) -> list[Path]:
-    """Return what may be removed: releases neither used nor among the ``keep`` newest others, and unfinished ones."""
-    others = [path for path in root.iterdir() if _ID.fullmatch(path.name) and path.name not in set(used)]
+def superfluous(root: Path, keep: int, wanted: Iterable[str], used: Iterable[str]) -> list[Path]:
+    """Return what may be removed: releases that are neither wanted, nor used, nor the ``keep`` newest others.
+
+    What is used counts among the others: a process that still ran from the one before must not make room for an older
+    one, which the next run would then find too many.
+    """
+    others = [path for path in root.iterdir() if _ID.fullmatch(path.name) and path.name not in set(wanted)]
     finished = [path for path in others if (path / MARKER).is_file()]
     finished.sort(key=lambda path: (path / MARKER).stat().st_mtime, reverse=True)
-    return sorted([*finished[keep:], *(path for path in others if path not in finished)])
+    kept = {*finished[:keep], *(path for path in others if path.name in set(used))}
+    return sorted(path for path in others if path not in kept)

@@ -91,8 +91,8 @@ options:
     default: true
   keep:
     description:
-      - Remove releases that no seat's generation and no process uses, except those named here and this many others, the
-        newest. Unset, nothing is removed.
+      - Remove releases, except those named here, this many others (the newest), and whatever a seat's generation or a
+        process uses. Unset, nothing is removed.
     type: int
   seats_root:
     description: Seats whose generations count as users of a release.
@@ -224,9 +224,9 @@ def _prune(module: AnsibleModule, root: Path, outcomes: list[installs.Outcome]) 
         return []
     links = [*Path(module.params["seats_root"]).glob("*/generations/*/release")]
     links += [Path(module.params["link"])] if module.params["link"] else []
-    used = releases.references(root, links) | {outcome.release.id for outcome in outcomes}
+    wanted = {outcome.release.id for outcome in outcomes}
     with releases.locked(root):
-        removed = releases.superfluous(root, module.params["keep"], used)
+        removed = releases.superfluous(root, module.params["keep"], wanted, releases.references(root, links))
         if not module.check_mode:
             for path in removed:
                 releases.remove(path)
