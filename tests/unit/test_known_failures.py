@@ -11,7 +11,10 @@ from seatfleet.core.journal import first_cause
 from seatfleet.core.known_failures import FAILURES, Failure, explain, get
 
 PROJECT = Path(__file__).resolve().parents[2]
-TESTS = {path.stem: path.read_text(encoding="utf-8") for path in PROJECT.glob("tests/**/test_*.py")}
+# One name may stand for two files, a unit test and its relative on lab hosts.
+TESTS: dict[str, str] = {}
+for _path in sorted(PROJECT.glob("tests/**/test_*.py")):
+    TESTS[_path.stem] = TESTS.get(_path.stem, "") + _path.read_text(encoding="utf-8")
 RECORDED = Path(__file__).parent / "data" / "journal"
 
 
