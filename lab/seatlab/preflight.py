@@ -33,8 +33,11 @@ INOTIFY_PER_HOST = 10
 
 def short_of_inotify(proc: Path = Path("/proc")) -> str | None:
     """Return why another host would not boot for lack of inotify instances; None when there are enough."""
-    limit = int((proc / "sys/fs/inotify/max_user_instances").read_text())
-    used = sum(_is_inotify(link) for link in proc.glob("[0-9]*/fd/*"))
+    setting = proc / "sys/fs/inotify/max_user_instances"
+    if not setting.exists():
+        return None
+    limit = int(setting.read_text())
+    used = sum(_inotify_instances(fds) for fds in proc.glob("[0-9]*/fd"))
     if limit - used >= INOTIFY_PER_HOST:
         return None
     return (
@@ -43,11 +46,12 @@ def short_of_inotify(proc: Path = Path("/proc")) -> str | None:
     )
 
 
-def _is_inotify(link: Path) -> bool:
+def _inotify_instances(fds: Path) -> int:
+    """Count those of one process, none for one that ends meanwhile."""
     try:
-        return str(link.readlink()) == "anon_inode:inotify"
+        return sum(str(link.readlink()) == "anon_inode:inotify" for link in fds.iterdir())
     except OSError:
-        return False
+        return 0
 
 
 def check() -> None:
