@@ -319,7 +319,7 @@ def test_a_host_that_would_get_no_inotify_instance_is_not_booted(tmp_path: Path,
     (tmp_path / "sys/fs/inotify/max_user_instances").write_text(f"{limit}\n")
     (tmp_path / "7/fd").mkdir(parents=True)
     (tmp_path / "8").mkdir()
-    (tmp_path / "8/fd").symlink_to(tmp_path / "ended meanwhile")
+    (tmp_path / "8/fd").touch()  # what can no longer be listed
     for number, target in enumerate(["anon_inode:inotify", "anon_inode:inotify", "anon_inode:[eventpoll]"]):
         (tmp_path / f"7/fd/{number}").symlink_to(target)
     message = preflight.short_of_inotify(tmp_path)
