@@ -8,12 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-from hammer import Hammer
-from labrun import LAB, Lab
+from labrun import Lab
+from seatlife import HOST, SEAT
 
-HOST, SEAT, ALIAS = "fv-ml1", "flash-next", "gen-large"
-PRODUCTION = f"vllm-seat-{SEAT}.service"
 #: What measures, and the server under measurement.
 RUN, ARM = f"vllm-campaign-run-{SEAT}.service", f"vllm-campaign-{SEAT}.service"
 BASE = f"/var/lib/seatfleet/campaigns/{SEAT}/raw"
@@ -26,20 +23,6 @@ def play(campaign: str, results: Path, *options: str) -> list[str]:
     given = {"seat": SEAT, "campaign": campaign, "campaign_window": "true", "campaign_results_dir": str(results)}
     extra = [part for name, value in given.items() for part in ("-e", f"{name}={value}")]
     return ["ansible-playbook", "playbooks/campaign.yml", "-l", HOST, *extra, *options]
-
-
-def hammer_of(lab: Lab) -> Hammer:
-    """Return a caller of the seat's alias."""
-    address = json.loads((LAB / "hosts.json").read_text())["gw-1"]["address"]
-    keys = lab.secrets()["litellm_keys"]
-    assert isinstance(keys, dict)
-    return Hammer(f"http://{address}:4000", keys["all-agents"], ALIAS)
-
-
-def answers(lab: Lab) -> str:
-    """Return what one caller of the alias gets."""
-    with httpx.Client(timeout=60) as client:
-        return hammer_of(lab).once(client, stream=False)
 
 
 def active(lab: Lab, unit: str) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hammer import DESIGNED, OK
 from labrun import Lab
-from measuring import ARM, BOOT_LIMIT_S, HOST, RUN, SEAT, active, answers, hammer_of, play
+from measuring import ARM, BOOT_LIMIT_S, RUN, active, play
+from seatlife import HOST, SEAT, call, client_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,15 +25,15 @@ def test_without_a_window_it_only_plans(lab: Lab) -> None:
     plan = ["ansible-playbook", "playbooks/campaign.yml", "-l", HOST, "-e", f"seat={SEAT}", "-e", "campaign=smoke"]
     run = lab.run(*plan, check=False)
     assert run.code and "off k2 off" in run.output and "campaign_window=true" in run.output
-    assert run.changed[HOST] == 0 and answers(lab) == OK
+    assert run.changed[HOST] == 0 and call(lab) == OK
 
 
 def test_a_campaign_from_window_to_verified_report(lab: Lab, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    with hammer_of(lab) as during:
+    with client_of(lab) as during:
         run = lab.run(*play("smoke", results), timeout_s=4 * BOOT_LIMIT_S)
     assert during.accidents == {} and during.seen[DESIGNED] > 0
-    assert answers(lab) == OK and not active(lab, ARM) and not active(lab, RUN)
+    assert call(lab) == OK and not active(lab, ARM) and not active(lab, RUN)
     assert "A screen decides nothing" in run.output
 
     (raw,) = (path for path in results.iterdir() if path.is_dir())

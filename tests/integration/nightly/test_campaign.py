@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from hammer import DESIGNED, OK
 from labrun import Lab
-from measuring import ARM, BOOT_LIMIT_S, HOST, PRODUCTION, RUN, active, answers, play, state, sums, wait_until
+from measuring import ARM, BOOT_LIMIT_S, RUN, active, play, state, sums, wait_until
+from seatlife import HOST, UNIT, call
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +72,7 @@ def test_client_host_and_controller_die(
     lab.host(HOST, "systemctl", "kill", "--kill-whom=main", "--signal=KILL", RUN)
     output, _ = command.communicate(timeout=2 * BOOT_LIMIT_S)
     assert command.returncode and "Run the same command again to go on" in output, output
-    assert active(lab, PRODUCTION) and not active(lab, ARM) and answers(lab) == OK
+    assert active(lab, UNIT) and not active(lab, ARM) and call(lab) == OK
     assert state(lab, "smoke")["done"] == ["00_off_1"]
 
     command = commands()
@@ -79,7 +80,7 @@ def test_client_host_and_controller_die(
     lab.run("lab/lab", "reboot", HOST)
     output, _ = command.communicate(timeout=2 * BOOT_LIMIT_S)
     assert command.returncode, output
-    wait_until("production", lambda: active(lab, PRODUCTION))
+    wait_until("production", lambda: active(lab, UNIT))
     assert not active(lab, RUN) and not active(lab, ARM)
     assert state(lab, "smoke")["done"] == ["00_off_1"] and sums(lab, "smoke", "00_off_1") == first
 
@@ -93,11 +94,11 @@ def test_client_host_and_controller_die(
     found = state(lab, "smoke")
     assert found["left"] == 0 and found["block"] == 2 and len(found["aborted"]) == 2
     assert found["done"] == ["00_off_1", "01_off_2", "02_k2_1", "03_off_3"]
-    assert active(lab, PRODUCTION) and not active(lab, ARM)
-    assert answers(lab) == DESIGNED, "who died could not have opened the alias"
+    assert active(lab, UNIT) and not active(lab, ARM)
+    assert call(lab) == DESIGNED, "who died could not have opened the alias"
 
     lab.run(*play("smoke", tmp_path / "results"), timeout_s=BOOT_LIMIT_S)
-    assert answers(lab) == OK and state(lab, "smoke") == found
+    assert call(lab) == OK and state(lab, "smoke") == found
     assert sums(lab, "smoke", "00_off_1") == first
     (raw,) = (path for path in (tmp_path / "results").iterdir() if path.is_dir())
     report = json.loads((raw / "report/report.json").read_text())
@@ -124,4 +125,4 @@ def test_mtp_on_the_hybrid_with_a_broken_head(lab: Lab, tmp_path: Path) -> None:
     }
     assert streams <= {"pass", "flag"}
     assert lab.run("seatctl", "campaign", "report", str(raw), "--verify").code == 0
-    assert answers(lab) == OK
+    assert call(lab) == OK

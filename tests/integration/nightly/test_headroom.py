@@ -14,18 +14,23 @@ import pytest
 import yaml
 from hammer import OK
 from labrun import PROJECT, Lab
-from test_campaign import BOOT_LIMIT_S, HOST, SEAT, active, answers, deployed, hammer, wait_until
+from measuring import ARM, BOOT_LIMIT_S, active, wait_until
+from seatlife import HOST, SEAT, UNIT, call
 
 from seatfleet.core.units import GIB, MIB, parse_size
 
-__all__ = ["deployed", "hammer"]
 PLAY = ("ansible-playbook", "playbooks/headroom.yml", "-l", HOST, "-e", f"seat={SEAT}")
 RUN = f"vllm-headroom-run-{SEAT}.service"
-ARM = f"vllm-campaign-{SEAT}.service"
 CAPTURE = PROJECT / "tests/integration/headroom_capture.json"
 #: 8 GiB, less 4.5 for weights and a neighbour, less what 1,856 tokens need there.
 EDGE = 8 * GIB - 4 * GIB - GIB // 2 - int(1_048_576_000 + (1_503_238_553 - 1_048_576_000) * (1856 - 1024) / 1024)
 KILLS = ["client"] if os.environ.get("SEATFLEET_NIGHTLY") else []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def deployed(lab: Lab) -> None:
+    """The one host and the gateway, converged; costs seconds after test_chain.py."""
+    lab.site("-l", f"{HOST},gw-1")
 
 
 def options(results: Path) -> tuple[str, ...]:
@@ -35,16 +40,16 @@ def options(results: Path) -> tuple[str, ...]:
     )
 
 
-def test_without_a_window_nothing_is_touched(lab: Lab, hammer) -> None:
+def test_without_a_window_nothing_is_touched(lab: Lab) -> None:
     run = lab.run(*PLAY, check=False)
     assert run.code and "headroom_window=true" in run.output
-    assert run.changed[HOST] == 0 and answers(hammer()) == OK
+    assert run.changed[HOST] == 0 and call(lab) == OK
 
 
-def test_a_pin_is_measured_and_proposed(lab: Lab, tmp_path: Path, hammer) -> None:
+def test_a_pin_is_measured_and_proposed(lab: Lab, tmp_path: Path) -> None:
     seats = (lab.project / "group_vars/lab_fv_ml1/seats.yml").read_text()
     run = lab.run(*PLAY, *options(tmp_path), timeout_s=8 * BOOT_LIMIT_S)
-    assert answers(hammer()) == OK and not active(lab, ARM) and not active(lab, RUN)
+    assert call(lab) == OK and not active(lab, ARM) and not active(lab, RUN)
     (file,) = tmp_path.glob("*.json")
     evidence = json.loads(file.read_text())
     result = json.loads(lab.host(HOST, "cat", f"/var/lib/seatfleet/evidence/{SEAT}/headroom/result.json").output)
@@ -59,7 +64,7 @@ def test_a_pin_is_measured_and_proposed(lab: Lab, tmp_path: Path, hammer) -> Non
 
 
 @pytest.mark.parametrize("victim", KILLS)
-def test_production_is_back_when_the_probe_dies(lab: Lab, tmp_path: Path, hammer, victim: str) -> None:
+def test_production_is_back_when_the_probe_dies(lab: Lab, tmp_path: Path, victim: str) -> None:
     play = subprocess.Popen(
         [*PLAY, *options(tmp_path)],
         cwd=lab.project,
@@ -72,4 +77,4 @@ def test_production_is_back_when_the_probe_dies(lab: Lab, tmp_path: Path, hammer
     lab.host(HOST, "systemctl", "kill", "--kill-whom=main", "--signal=KILL", RUN)
     output, _ = play.communicate(timeout=BOOT_LIMIT_S)
     assert play.returncode != 0 and "gave no result" in output
-    assert active(lab, f"vllm-seat-{SEAT}.service") and not active(lab, ARM) and answers(hammer()) == OK
+    assert active(lab, UNIT) and not active(lab, ARM) and call(lab) == OK
