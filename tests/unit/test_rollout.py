@@ -468,7 +468,7 @@ def test_a_proven_generation_that_cannot_be_marked_so_serves_and_is_proven_by_th
         patch.setattr(generations, "mark_good", full)
         outcome = deploy(machine, NEW)
     assert (outcome.generation, outcome.returned_to) == (NEW.name, None)
-    assert outcome.failure is not None and "could not be written down" in outcome.failure
+    assert outcome.failure is not None and "cannot be marked so" in outcome.failure
     outcome = deploy(machine, NEW)
     assert (outcome.action, outcome.failure) == (Action.VERIFY, None)
     assert deploy(machine, NEW).changed is False

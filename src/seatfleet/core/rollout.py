@@ -221,7 +221,8 @@ class Rollout:
             return self._carry_out(decision)
         except OSError as error:
             # A full disk, most of all, where nothing had to be brought back: what runs goes on.
-            return self._outcome(decision, changed=decision.changes, failure=f"{error}. Run again when that is put right")
+            failure = f"{error}. Run again when that is put right"
+            return self._outcome(decision, changed=decision.changes, failure=failure)
 
     def _carry_out(self, decision: Decision) -> Outcome:
         if not decision.restarts:
@@ -304,7 +305,7 @@ class Rollout:
             generations.mark_good(self.paths, self.wanted.generation, evidence)
         except OSError as error:
             # No reason to take away what serves; the next run proves it once more, without a restart.
-            failure = f"generation {self.wanted.generation} serves and was proven, which could not be written down: {error}"
+            failure = f"generation {self.wanted.generation} serves and was proven, but cannot be marked so: {error}"
             return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, failure=failure)
         return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=self._prune())
 
