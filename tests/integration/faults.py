@@ -112,7 +112,7 @@ class Step:
     shows: str = "true"
     work: Work | None = None
     proof: str = "true"
-    room_mib: int = 64
+    room_mib: int = 128
 
 
 def _unmarked(root: str) -> str:
