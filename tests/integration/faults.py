@@ -174,8 +174,9 @@ FAULTS = {
     "network": "network cut",
     "disk": "disk full",
 }
-# One per fault: before the stop, in the middle twice, and with nothing to write on.
-QUICK = ("stage:process", "load:power", "probe:network", "stage:disk")
+# One per fault, the quickest that show something else each: before the stop, in the middle, and with the alias closed
+# while what was started goes on.
+QUICK = ("stage:disk", "load:power", "probe:network", "open:process")
 # What a full disk keeps from being written; one small file system stands for all of them.
 WRITTEN = (
     "/etc/systemd/system",
