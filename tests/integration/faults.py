@@ -404,10 +404,12 @@ def on_console(lab: Lab, script: str) -> None:
 
 def settled_state(lab: Lab, before: str) -> str:
     """Return what callers and operators find, once whatever still runs on the host has come to its end."""
-    # Looked at on the host itself: a probe, a start or a load may be under way.
+    # Looked at on the host itself: a probe, a start, a stop or a load may be under way, or what a killed rollout left
+    # stopped is about to be started. A seat that nobody starts is at its end, too.
     quiet = (
-        "! pgrep -f '[s]eatctl probe' && flock --nonblock /run/lock/seatfleet-start.lock true"
-        f" && curl -sf http://127.0.0.1:{PORT}/health"
+        "! pgrep -f '[s]eatctl (probe|settle)' && flock --nonblock /run/lock/seatfleet-start.lock true"
+        f" && case $(systemctl show -P ActiveState {UNIT}) in"
+        f" active) curl -sf http://127.0.0.1:{PORT}/health ;; inactive|failed) ;; *) false ;; esac"
     )
     lab.console(HOST, "timeout", str(READY_S), "sh", "-c", f"until ( {quiet} ); do sleep 2; done")
     running = lab.console(
