@@ -20,8 +20,7 @@ from ..paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
 from ..seat import admission, flags
 from ..seat.render import Generation
 from ..seat.rollout import ProbeResult, RolloutError
-from . import gpus, guard, tenants
-from .hostfacts import parse_meminfo
+from . import gpus, guard, meminfo, tenants
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 
 START_LOCK = Path("/run/lock/seatfleet-start.lock")
@@ -165,15 +164,15 @@ class LocalMachine:
             admission.parse_cards(cards),
             tenants.parse_apps(apps),
             pids,
-            Path("/proc/meminfo").read_bytes(),
+            meminfo.PATH.read_text(encoding="ascii"),
             lambda: admission.large_processes(pids),
         )
 
     def available_memory(self) -> int | None:
         """Return the host's MemAvailable in bytes; None where nobody knows."""
         try:
-            return parse_meminfo(Path("/proc/meminfo").read_text(encoding="ascii")).available or None
-        except OSError:
+            return meminfo.available()
+        except (OSError, ValueError):
             return None
 
     def refused_flags(self, generation: Generation) -> str | None:
