@@ -217,6 +217,14 @@ class Rollout:
     def run(self) -> Outcome:
         """Bring the seat to the wanted generation, or back to where it was; never raises for a seat that fails."""
         decision = self.decide()
+        try:
+            return self._carry_out(decision)
+        except OSError as error:
+            # A full disk, most of all, where nothing had to be brought back: what runs goes on.
+            failure = f"{error}. Run again when that is put right"
+            return self._outcome(decision, changed=decision.changes, failure=failure)
+
+    def _carry_out(self, decision: Decision) -> Outcome:
         if not decision.restarts:
             return self._settle(decision)
         obstacles = self._obstacles(virgin=False)
@@ -269,7 +277,8 @@ class Rollout:
             ready_s, evidence = self._start(self.wanted.generation)
         except Undecided as error:
             return self._outcome(decision, changed=True, failure=str(error))
-        except RolloutError as error:
+        # OSError: the disk is full where the links or the unit have to be written. What was there needs no writing.
+        except (RolloutError, OSError) as error:
             return self._give_back(decision, str(error), before)
         return self._good(decision, ready_s, evidence)
 
@@ -292,7 +301,12 @@ class Rollout:
         return self.machine.monotonic() - begin, 0
 
     def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any]) -> Outcome:
-        generations.mark_good(self.paths, self.wanted.generation, evidence)
+        try:
+            generations.mark_good(self.paths, self.wanted.generation, evidence)
+        except OSError as error:
+            # No reason to take away what serves; the next run proves it once more, without a restart.
+            failure = f"generation {self.wanted.generation} serves and was proven, but cannot be marked so: {error}"
+            return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, failure=failure)
         return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=self._prune())
 
     def _give_back(self, decision: Decision, cause: str, before: tuple[str | None, str | None]) -> Outcome:
@@ -311,7 +325,7 @@ class Rollout:
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
             ready_s = self._start_or_serve(target)
-        except RolloutError as error:
+        except (RolloutError, OSError) as error:
             what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
             failure = f"{cause}. {what} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)

@@ -70,6 +70,8 @@ def main() -> None:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
     except GenerationError as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"nothing that runs was touched: {error}")
     left = unmanaged([seat.seat for seat in staged])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
