@@ -36,7 +36,7 @@ from labrun import PROJECT, Lab
 from seatlife import DEPLOYMENT, GENERATIONS, HOST, PORT, SEATS_FILE, UNIT, client_of, link
 
 from seatfleet.core.files import pretty_json
-from seatfleet.core.models import measure
+from seatfleet.core.model.models import measure
 
 RESULTS = PROJECT / "docs/evidence/faults.json"
 PAGE = PROJECT / "docs/reliability.md"

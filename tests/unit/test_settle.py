@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from seatfleet.commands import settle
-from seatfleet.core import guard, machine
-from seatfleet.core.processes import UnitState
-from seatfleet.core.rollout import RolloutError
+from seatfleet.core.host import guard, machine
+from seatfleet.core.host.processes import UnitState
+from seatfleet.core.seat.rollout import RolloutError
 
 SEAT = "flash-next"
 UNIT = f"vllm-seat-{SEAT}.service"

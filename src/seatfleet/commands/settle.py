@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settle(seat: str) -> int:
-    from seatfleet.core.generations import link_target, settle
-    from seatfleet.core.machine import LocalMachine
+    from seatfleet.core.host.machine import LocalMachine
     from seatfleet.core.paths import SeatPaths
+    from seatfleet.core.seat.generations import link_target, settle
 
     paths = SeatPaths(seat)
     if LocalMachine().start_under_way():
@@ -47,10 +47,10 @@ def _settle(seat: str) -> int:
 
 
 def _start_what_was_left(seat: str) -> int:
-    from seatfleet.core import guard
-    from seatfleet.core.machine import LocalMachine
+    from seatfleet.core.host import guard
+    from seatfleet.core.host.machine import LocalMachine
     from seatfleet.core.paths import SeatPaths
-    from seatfleet.core.rollout import RolloutError
+    from seatfleet.core.seat.rollout import RolloutError
 
     machine, unit = LocalMachine(lock_timeout_s=float("inf")), SeatPaths(seat).unit.name
     with machine.start_lock():

@@ -140,9 +140,9 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import installs, releases
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.files import write_atomic
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.release import installs, releases
 
 ACTIVATED = ".activated"
 RELEASE_OPTIONS = {
