@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, speak, words
 
+from seatfleet.clients import evidence
 from seatfleet.clients.probe import Options, probe
 from seatfleet.clients.probe.canary import compare_tokens
 from seatfleet.clients.vllm import Limits, SeatClient
@@ -91,6 +93,18 @@ def test_a_model_that_once_could_answer_must_go_on_to(stub: StubSeat, tmp_path: 
 def test_golden_mode_asks_no_questions(stub: StubSeat, tmp_path: Path) -> None:
     report = run(stub, tmp_path, canary="golden")
     assert statuses(report) == {"canary.golden": "ok"}
+
+
+def test_a_full_disk_keeps_nothing_and_says_nothing_against_the_seat(
+    stub: StubSeat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evidence, "write_atomic", full)
+    report = run(stub, tmp_path, "acceptance", canary="golden")
+    assert (report.exit, list(tmp_path.iterdir())) == (codes.EXIT_READY, [])
+    assert "golden.json was not kept: [Errno 28]" in capsys.readouterr().err
 
 
 def test_the_golden_is_kept_and_a_change_is_found(stub: StubSeat, tmp_path: Path) -> None:

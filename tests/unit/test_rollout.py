@@ -129,6 +129,8 @@ def test_when_neither_comes_up_both_causes_are_told(machine: FakeMachine) -> Non
         f"acceptance: expected 3.0, seen 1.0. Generation {OLD.name} did not come back either: ValueError: out of memory"
     )
     assert (outcome.returned_to, outcome.generation) == (None, None)
+    # not (OLD, OLD): the one that serves is no way back
+    assert links(machine) == (OLD.name, None)
 
 
 def test_a_busy_seat_is_left_serving_and_proven_later(machine: FakeMachine) -> None:

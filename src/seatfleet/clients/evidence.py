@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +15,22 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old or the new content, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_if_possible(path: Path, text: str) -> None:
+    """Write a file like :func:`write_atomic`, or say on standard error why not.
+
+    For what a probe keeps for the next one: a disk that is full says nothing about the seat, and must not end it.
+    """
+    try:
+        write_atomic(path, text)
+    except OSError as error:
+        print(f"seatctl probe: {path.name} was not kept: {error}", file=sys.stderr)
 
 
 def keep(directory: Path, result: Mapping[str, object]) -> Path:

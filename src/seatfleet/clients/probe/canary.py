@@ -16,7 +16,7 @@ from typing import Any
 
 from ...core.health.garbage import garbage
 from ...core.health.probe_report import EXIT_CANARY, Check
-from ..evidence import write_atomic
+from ..evidence import write_if_possible
 from ..vllm import Completion, SeatError
 from .evidence import load_state, subject
 from .session import Session, user
@@ -159,7 +159,7 @@ class _Golden:
                 "leads": self.mine.leads,
                 "answers": self.answers,
             }
-            write_atomic(self.path, json.dumps(content) + "\n")
+            write_if_possible(self.path, json.dumps(content) + "\n")
 
     def compare(self, session: Session) -> None:
         """Compare today's answer with the golden, or keep it as the golden of this release."""

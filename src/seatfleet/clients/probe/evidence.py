@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...core.seat.manifest import Manifest
-from ..evidence import write_atomic
+from ..evidence import write_if_possible
 from .session import Session
 
 #: Two runs of the deepest level, or forty of acceptance.
@@ -73,7 +73,7 @@ class Budget:
         """Write down what a probe has cost."""
         if self.path is not None and tokens:
             self.runs.append({"at": int(time.time()), "boot": self.boot, "tokens": tokens})
-            write_atomic(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
+            write_if_possible(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
 
 
 @dataclass
@@ -109,4 +109,4 @@ class Baselines:
         """Write the file."""
         if self.path is not None:
             text = json.dumps({"subject": self.subject, "workloads": self.workloads}, indent=2)
-            write_atomic(self.path, text + "\n")
+            write_if_possible(self.path, text + "\n")

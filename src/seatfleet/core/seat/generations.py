@@ -111,11 +111,16 @@ def point(link: Path, name: str | None) -> None:
 
 
 def switch(paths: SeatPaths, name: str) -> None:
-    """Make a generation current. The one before becomes ``previous`` if it is good, else ``previous`` stays."""
+    """Make a generation current. The one before becomes ``previous`` if it is good, else ``previous`` stays.
+
+    Unless that would be the current one itself, when a failed rollout goes back: then it is what was proven before it.
+    """
     before = link_target(paths.current)
     if before is not None and before != name and is_good(paths, before):
         point(paths.previous, before)
     point(paths.current, name)
+    if link_target(paths.previous) == name:
+        point(paths.previous, last_good(paths, name))
 
 
 def is_good(paths: SeatPaths, name: str) -> bool:
