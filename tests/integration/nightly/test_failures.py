@@ -6,8 +6,8 @@ What is found before the stop touches nothing, and no caller notices. What is fo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,26 +181,55 @@ def test_a_gateway_that_goes_away_keeps_what_serves(lab: Lab, tmp_path: Path) ->
     assert link(lab) == before
 
 
-def test_an_unreachable_host_is_named_and_nothing_else_is_touched(lab: Lab, tmp_path: Path) -> None:
-    before, edited = process(lab), lab.edited(tmp_path / "edited", [SMALLER])
+@contextmanager
+def without_ssh(lab: Lab) -> Iterator[None]:
+    """Nobody can log in to the host any more; its seat goes on serving."""
+    chain = "chain input { type filter hook input priority 0; tcp dport 22 reject with tcp reset; }"
+    assert lab.console(HOST, "nft", "--", f"table inet stranger {{ {chain} }}").code == 0
+    try:
+        yield
+    finally:
+        lab.console(HOST, "nft", "delete", "table", "inet", "stranger")
+
+
+@contextmanager
+def without_network(lab: Lab) -> Iterator[None]:
     lab.power("cut", HOST)
     try:
-        run = edited.site("-l", HOST, check=False)
+        yield
     finally:
         lab.power("heal", HOST)
+
+
+@pytest.mark.parametrize("fault", [without_ssh, without_network])
+def test_an_unreachable_host_is_named_and_nothing_else_is_touched(
+    lab: Lab, tmp_path: Path, fault: Callable[[Lab], AbstractContextManager[None]]
+) -> None:
+    before, edited = process(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    with client_of(lab) as during, fault(lab):
+        run = edited.site("-l", HOST, check=False)
     assert run.failed == {HOST}, run.output
     assert "unreachable=1" in run.output
+    if fault is without_ssh:  # without a network the seat has no callers either
+        assert (during.accidents, during.seen[DESIGNED]) == ({}, 0)
     assert process(lab) == before
     assert_serves(client_of(lab))
 
 
 def test_a_limit_keeps_to_its_host(lab: Lab, tmp_path: Path) -> None:
     """Both hosts' seats are edited; a run limited to one of them contacts the other not even for the gateway."""
-    other = ("group_vars/lab_spark_1/seats.yml", "port: 8031", "port: 8032")
+    other = ("group_vars/lab_spark_1/seats.yml", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
     edited = lab.edited(tmp_path / "edited", [SMALLER, other])
-    run = edited.site("--check", "-l", HOST)
+    show = ("systemctl", "show", "vllm-seat-dense-lab.service", "--property=MainPID,ActiveEnterTimestampMonotonic")
+    before, neighbour = link(lab), lab.host("spark-1", *show).output
+    with client_of(lab) as during:
+        run = edited.site("-l", HOST)
     assert set(run.changed) == {HOST}
-    assert "lab_spark_1" not in run.output
+    assert during.accidents == {}
+    assert link(lab) != before
+    assert lab.host("spark-1", *show).output == neighbour
+    lab.site("-l", HOST)
+    assert link(lab) == before
 
 
 def test_the_seat_of_before_still_answers(lab: Lab) -> None:
