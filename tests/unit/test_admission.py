@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.admission import Card, large_processes, parse_cards, shortages
-from seatfleet.core.tenants import Tenant, names, parse_apps
+from seatfleet.core.host.tenants import Tenant, names, parse_apps
+from seatfleet.core.seat.admission import Card, large_processes, parse_cards, shortages
 from seatfleet.core.units import GIB, MIB
 
 CARD = "GPU-11111111-2222-3333-4444-555555555555"

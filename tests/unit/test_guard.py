@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from seatfleet.cli import main
-from seatfleet.core import guard
-from seatfleet.core.guard import Config, Guard, Guarded, Judge
+from seatfleet.core.host import guard
+from seatfleet.core.host.guard import Config, Guard, Guarded, Judge
 from seatfleet.core.paths import SeatPaths
 from seatfleet.core.units import GIB
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core import machine as module
-from seatfleet.core.machine import LocalMachine, count_requests
-from seatfleet.core.rollout import ProbeResult, RolloutError
+from seatfleet.core.host import machine as module
+from seatfleet.core.host.machine import LocalMachine, count_requests
+from seatfleet.core.seat.rollout import ProbeResult, RolloutError
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
 from seat_examples import CPU, RELEASE, RTX, TINY, seat
 
-from seatfleet.core import generations
-from seatfleet.core.decision import Action
+from seatfleet.core.host.processes import Process
+from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.processes import Process
-from seatfleet.core.render import Generation, render
-from seatfleet.core.rollout import Outcome, foresee, roll_out, summary_line
-from seatfleet.core.sockets import Owner
-from seatfleet.core.staging import stage_host, unmanaged
+from seatfleet.core.seat import generations
+from seatfleet.core.seat.decision import Action
+from seatfleet.core.seat.render import Generation, render
+from seatfleet.core.seat.rollout import Outcome, foresee, roll_out, summary_line
+from seatfleet.core.seat.staging import stage_host, unmanaged
 from seatfleet.core.units import GIB
 
 SEAT = "lab-oracle"

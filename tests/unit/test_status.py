@@ -14,16 +14,16 @@ from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.cli import main
-from seatfleet.core.exporter import prometheus_text, samples
-from seatfleet.core.machine_facts import Tenant, foreign, memory_available, parse_tenants, started_at
-from seatfleet.core.metrics import parse
+from seatfleet.core.health.metrics import parse
+from seatfleet.core.host.machine_facts import Tenant, foreign, memory_available, parse_tenants, started_at
+from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.render import render
-from seatfleet.core.rollout import roll_out
-from seatfleet.core.sockets import Owner
-from seatfleet.core.staging import stage_host
-from seatfleet.core.status import SeatStatus, Surroundings, read_history, seat_status, table
-from seatfleet.core.status_page import page
+from seatfleet.core.report.exporter import prometheus_text, samples
+from seatfleet.core.report.status import SeatStatus, Surroundings, read_history, seat_status, table
+from seatfleet.core.report.status_page import page
+from seatfleet.core.seat.render import render
+from seatfleet.core.seat.rollout import roll_out
+from seatfleet.core.seat.staging import stage_host
 
 SEAT = "lab-oracle"
 KEYS = {SEAT: "sk-seat-1"}

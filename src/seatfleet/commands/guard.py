@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the verbs."""
-    from seatfleet.core import guard
+    from seatfleet.core.host import guard
     from seatfleet.core.paths import GUARDED
     from seatfleet.core.problems import Problem, ProblemsError
 

@@ -71,7 +71,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
     gateway_of,
     sync,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_verdict import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.verdict import (
     faulty_aliases,
     table,
 )

@@ -85,10 +85,10 @@ back_s:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import adoption, predecessor
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import adoption, predecessor
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     RolloutError,
     foresee,
     roll_out,

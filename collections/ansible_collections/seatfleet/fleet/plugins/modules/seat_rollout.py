@@ -117,9 +117,9 @@ seats:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     foresee,
     roll_out,
     summary_line,

@@ -85,9 +85,9 @@ unmanaged:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.staging import stage_host, unmanaged
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.staging import stage_host, unmanaged
 
 GENERATION_OPTIONS = {
     "seat": {"type": "str", "required": True},
