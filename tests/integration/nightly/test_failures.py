@@ -155,13 +155,15 @@ def assert_serves(client: Hammer) -> None:
 def test_where_a_fallback_exists_no_caller_notices(lab: Lab, tmp_path: Path) -> None:
     """A change that fails and comes back, then one that works: two restarts and a half, and not one refusal."""
     fallback = (SEATS_FILE, "      gen-large:\n", "      gen-large:\n        fallback: gen-small\n")
-    lab.edited(tmp_path / "declared", [fallback]).site(*SEAT_ONLY)
+    declared = lab.edited(tmp_path / "declared", [fallback])
+    declared.site(*SEAT_ONLY)
     broken = lab.edited(tmp_path / "broken", [fallback, BROKEN_HEAD])
     smaller = lab.edited(tmp_path / "smaller", [fallback, SMALLER])
     with client_of(lab) as during:
         failed = broken.site(*SEAT_ONLY, check=False)
         smaller.site(*SEAT_ONLY)
-        lab.site(*SEAT_ONLY)
+        declared.site(*SEAT_ONLY)
+    lab.site(*SEAT_ONLY)
     assert failed.failed == {HOST}
     assert (during.accidents, during.seen[DESIGNED]) == ({}, 0)
     assert set(during.deployments) >= {DEPLOYMENT, DEPLOYMENT.replace("seat-", "closed-", 1)}
