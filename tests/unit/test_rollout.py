@@ -431,6 +431,17 @@ def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
     assert deploy(machine, THIRD).returned_to == NEW.name
 
 
+def test_each_rollout_is_watched_before_it_stops_anything(machine: FakeMachine) -> None:
+    """A rollout that is killed after the stop leaves nobody else who would start the seat again."""
+    deploy(machine, OLD)
+    machine.watched.clear()
+    assert deploy(machine, NEW).failure is None
+    assert machine.watched == [(SEAT, 0)]
+    assert machine.calls[0] == "stop"
+    deploy(machine, NEW)
+    assert len(machine.watched) == 1
+
+
 FULL = OSError(errno.ENOSPC, "No space left on device")
 OTHER_UNIT = generation(kv_cache_memory="128MiB", probe={"canary": "golden", "ready_timeout_s": 900})
 

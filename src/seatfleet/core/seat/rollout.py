@@ -97,6 +97,9 @@ class Machine(Protocol):
     def install(self, unit: str) -> None:
         """Make systemd read its unit files again and start the unit at boot; forget earlier failed starts."""
 
+    def watch(self, seat: str) -> None:
+        """Have the seat started again should this process die before it has done so itself; no error when it cannot."""
+
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
 
@@ -264,6 +267,7 @@ class Rollout:
 
     def _replace(self, decision: Decision) -> Outcome:
         before = self._links()
+        self.machine.watch(self.paths.seat)
         drained_s, aborted = self._drain()
         outcome = self._exchange(decision, before)
         return replace(outcome, drained_s=drained_s, aborted=aborted)
