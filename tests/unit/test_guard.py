@@ -158,12 +158,6 @@ def test_the_kernel_kills_the_whole_group(tmp_path: Path, tree: str) -> None:
     assert not host.running("never-there")
 
 
-def test_available() -> None:
-    assert guard.available(b"MemTotal:  9 kB\nMemAvailable:    7 kB\n") == 7 * 1024
-    with pytest.raises(ValueError, match="nothing like"):
-        guard.available(b"nonsense")
-
-
 @pytest.mark.parametrize("text", ["{", "{}", '{"floor": "4G", "seats": []}', '{"floor": "4GiB", "seats": [{}]}'])
 def test_a_configuration_that_is_none(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "guard.json"

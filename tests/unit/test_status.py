@@ -15,7 +15,7 @@ from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.cli import main
 from seatfleet.core.health.metrics import parse
-from seatfleet.core.host.machine_facts import Tenant, foreign, memory_available, parse_tenants, started_at
+from seatfleet.core.host.machine_facts import Tenant, foreign, parse_tenants, started_at
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
 from seatfleet.core.report.exporter import prometheus_text, samples
@@ -118,7 +118,6 @@ def test_tenants_are_told_apart_by_their_control_group(tmp_path: Path) -> None:
 def test_what_the_kernel_says_of_this_very_process() -> None:
     started = started_at(os.getpid())
     assert started is not None
-    assert 0 < memory_available() < 1 << 50
     assert started_at(2**30) is None
     written = float(subprocess.run(["date", "+%s"], capture_output=True, check=True).stdout)
     assert 0 <= written - started < 3600

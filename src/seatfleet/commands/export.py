@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from ..clients.evidence import write_atomic
+    from ..core.host import meminfo
     from ..core.host.machine import LocalMachine
-    from ..core.host.machine_facts import memory_available
     from ..core.report.exporter import prometheus_text, samples
     from ..core.report.host_status import host_status
     from ..core.report.status import gateway_evidence
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             statuses,
             _drafters(statuses),
             now=time.time(),
-            memory=(memory_available(), args.memory_floor),
+            memory=(meminfo.available(), args.memory_floor),
             proof=proof,
             proven_at=proven_at,
         )

@@ -64,9 +64,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"seatctl probe: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_INTERNAL
     result = report.as_json()
-    if args.evidence:
-        keep(args.evidence, result)
-    if args.prometheus:
-        write_atomic(args.prometheus, prometheus_text(result, time.time()))
     print(json.dumps(result, indent=2) if args.json else table([result]))
+    try:
+        if args.evidence:
+            keep(args.evidence, result)
+        if args.prometheus:
+            write_atomic(args.prometheus, prometheus_text(result, time.time()))
+    except OSError as error:
+        # A full disk says nothing about the seat.
+        print(f"seatctl probe: the report was not kept: {error}", file=sys.stderr)
     return report.exit

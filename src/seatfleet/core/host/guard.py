@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import select
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from ..files import write_atomic
 from ..paths import GUARDED, SeatPaths, stub_unit, unit_name
 from ..seat.generations import link_target
 from ..units import GIB, format_gib, parse_size
+from . import meminfo
 
 PERIOD_S = 0.1
 #: In a row below the floor before a seat is killed: a single one may be a moment of page cache being written.
@@ -43,8 +43,6 @@ _COMMAND_LIMIT_S = 30
 _BEAT_S = 1.0
 _PRIORITY = 50
 _MCL_CURRENT_AND_FUTURE = 3
-_AVAILABLE = re.compile(rb"(?m)^MemAvailable:\s+(\d+) kB$")
-_TOTAL = re.compile(rb"(?m)^MemTotal:\s+(\d+) kB$")
 
 
 @dataclass(frozen=True)
@@ -75,31 +73,6 @@ def load_config(path: Path) -> Config:
         return Config(parse_size(content["floor"]), seats)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: expected floor and seats with name and port ({error!r})") from error
-
-
-def available(meminfo: bytes) -> int:
-    """Return ``MemAvailable`` in bytes.
-
-    Raises:
-        ValueError: the text has no such line.
-    """
-    return _field(meminfo, _AVAILABLE)
-
-
-def total(meminfo: bytes) -> int:
-    """Return ``MemTotal`` in bytes.
-
-    Raises:
-        ValueError: the text has no such line.
-    """
-    return _field(meminfo, _TOTAL)
-
-
-def _field(meminfo: bytes, pattern: re.Pattern[bytes]) -> int:
-    match = pattern.search(meminfo)
-    if match is None:
-        raise ValueError(f"nothing like {pattern.pattern.decode()} in what should be /proc/meminfo")
-    return int(match[1]) * 1024
 
 
 @dataclass
@@ -147,11 +120,11 @@ def obstacle(manifest: Mapping[str, Any], root: Path = Path("/")) -> str | None:
 
 
 class Host:
-    """What the guard does to the machine; needs root. ``meminfo`` is another file in tests and in the lab."""
+    """What the guard does to the machine; needs root. ``source`` is another file in tests and in the lab."""
 
-    def __init__(self, meminfo: Path = Path("/proc/meminfo"), root: Path = Path("/")) -> None:
-        self.root, self.replayed = root, meminfo != Path("/proc/meminfo")
-        self._meminfo = meminfo
+    def __init__(self, source: Path = meminfo.PATH, root: Path = Path("/")) -> None:
+        self.root, self.replayed = root, source != meminfo.PATH
+        self._meminfo = source
         self._pressure = self._open_pressure()
 
     def _open_pressure(self) -> int | None:
@@ -172,7 +145,7 @@ class Host:
 
     def free(self) -> int:
         """Return the memory available now."""
-        return available(self._meminfo.read_bytes())
+        return meminfo.available(self._meminfo)
 
     def wait(self) -> bool:
         """Wait one period; True as soon as the kernel reports a stall."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import meminfo
 from .gpus import Gpu, read_cards
 from .processes import PROPERTIES, UnitState, parse_show
 from .sockets import Owner, listeners
@@ -199,16 +200,15 @@ def read_facts(host: LocalHost) -> Facts:
             on_the_bus=_cards_on_the_bus(host),
         ),
         packages=_packages(host),
-        memory=parse_meminfo(host.text("/proc/meminfo") or ""),
+        memory=_memory(host.text("/proc/meminfo") or ""),
         limits=_limits(host),
         synchronized=_synchronized(host.run("timedatectl", "show", "--property=NTPSynchronized").output),
         ffmpeg=parse_ldconfig(host.run("ldconfig", "-p").output),
     )
 
 
-def parse_meminfo(text: str) -> Memory:
-    """Read ``/proc/meminfo``."""
-    values = {match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+def _memory(text: str) -> Memory:
+    values = meminfo.fields(text)
     return Memory(
         values.get("MemTotal", 0), values.get("MemAvailable", 0), values.get("Cached", 0), values.get("SwapTotal", 0)
     )

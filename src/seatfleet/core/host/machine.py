@@ -5,29 +5,34 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import os
 import pwd
+import shutil
 import subprocess
-import tempfile
 import time
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from ..health.probe_report import EXIT_BUSY, EXIT_READY
-from ..paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
+from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX
 from ..seat import admission, flags
 from ..seat.render import Generation
 from ..seat.rollout import ProbeResult, RolloutError
-from . import gpus, guard, tenants
-from .hostfacts import parse_meminfo
+from ..units import MIB
+from . import gpus, guard, meminfo, tenants
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 
 START_LOCK = Path("/run/lock/seatfleet-start.lock")
 # systemctl itself answers at once; a start of Type=exec takes as long as ExecStartPre.
 _COMMAND_TIMEOUT_S = 120
 _METRICS_TIMEOUT_S = 5
+# What a start, its caches, its probe and its links are written to. A full one is found while the old process serves:
+# what is left after the stop would be a seat that cannot be started, or one that nobody can say was proven.
+WRITTEN = (SEATS, EVIDENCE, CACHE)
+ROOM = 64 * MIB
 # A first error is at the beginning; a crash loop can write for half an hour.
 _JOURNAL_BYTES = 4 << 20
 
@@ -86,6 +91,17 @@ class LocalMachine:
         with suppress(RolloutError):  # it says "not loaded" of a unit that never ran
             _systemctl("reset-failed", unit)
 
+    def watch(self, seat: str) -> None:
+        """Have the seat started again in case this process dies between its stop and its start.
+
+        A unit of systemd's, which outlives the connection that this process was started over. One that is still there
+        does the same; and without any (no toolbox, no room) a rollout is what it was.
+        """
+        command = ["systemd-run", "--quiet", "--collect", f"--unit={WATCH_PREFIX}{seat}.service"]
+        command += [f"{TOOLBOX}/bin/seatctl", "settle", seat, "--after-rollout"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
         _systemctl("disable", "--quiet", unit)
@@ -109,12 +125,15 @@ class LocalMachine:
     def probe(self, manifest: Path) -> Iterator[ToolboxProbe]:
         """Start the probe of a generation; at the end of the context it is ended.
 
-        Its output goes to files, which, unlike a pipe, cannot be full.
+        Its output goes to files, which, unlike a pipe, cannot be full; in memory, because a disk can.
         """
         seat = manifest.parents[2].name
         command = [f"{TOOLBOX}/bin/seatctl", "probe", "--manifest", str(manifest), "--level", "acceptance", "--json"]
         command += ["--evidence", f"{EVIDENCE}/{seat}"]
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with (
+            os.fdopen(os.memfd_create("output"), "w+b") as output,
+            os.fdopen(os.memfd_create("errors"), "w+b") as errors,
+        ):
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
             )
@@ -142,7 +161,7 @@ class LocalMachine:
             pwd.getpwnam(SERVICE_USER)
         except KeyError:
             found.append(f"there is no user {SERVICE_USER}")
-        return found
+        return found + full_disks(WRITTEN)
 
     def gpu_memory(self, cards: Collection[str], pids: Collection[int]) -> tuple[int, int] | None:
         """Return the bytes in use on cards and those that processes hold of them; None where nobody knows."""
@@ -165,15 +184,15 @@ class LocalMachine:
             admission.parse_cards(cards),
             tenants.parse_apps(apps),
             pids,
-            Path("/proc/meminfo").read_bytes(),
+            meminfo.PATH.read_text(encoding="ascii"),
             lambda: admission.large_processes(pids),
         )
 
     def available_memory(self) -> int | None:
         """Return the host's MemAvailable in bytes; None where nobody knows."""
         try:
-            return parse_meminfo(Path("/proc/meminfo").read_text(encoding="ascii")).available or None
-        except OSError:
+            return meminfo.available()
+        except (OSError, ValueError):
             return None
 
     def refused_flags(self, generation: Generation) -> str | None:
@@ -244,6 +263,17 @@ class ToolboxProbe:
         return ProbeResult(code == EXIT_READY and bool(evidence), evidence, message, busy=code == EXIT_BUSY)
 
 
+def full_disks(paths: Sequence[str], room: int = ROOM) -> list[str]:
+    """Return in words which of the directories are on a disk with less than ``room`` bytes free, each disk once."""
+    found: dict[int, str] = {}
+    for path in filter(Path.is_dir, map(Path, paths)):
+        free = shutil.disk_usage(path).free
+        if free < room:
+            what = f"the disk of {path} has {free >> 20} MiB free, {room >> 20} are wanted"
+            found.setdefault(path.stat().st_dev, what)
+    return list(found.values())
+
+
 def count_requests(metrics: str) -> int | None:
     """Return running and waiting requests from vLLM's metrics, over all its engines; None without these metrics."""
     values = [
@@ -271,6 +301,10 @@ def _nvidia_smi(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _in_memory(name: str) -> IO[bytes]:
+    return os.fdopen(os.memfd_create(name), "w+b")
 
 
 def _content(handle: IO[bytes]) -> str:

@@ -16,7 +16,6 @@ from .sockets import PROC, cgroup_of
 # The order in which PROCESS_QUERY asks; parse_tenants() relies on it.
 PROCESS_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
 _COLUMNS = 4
-_KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,6 @@ def parse_tenants(text: str, proc: Path = PROC) -> list[Tenant]:
 def foreign(tenants: Sequence[Tenant]) -> list[Tenant]:
     """Return those that belong to no seat."""
     return [tenant for tenant in tenants if tenant.seat is None]
-
-
-def memory_available(proc: Path = PROC) -> int:
-    """Return the bytes that can be had without swapping: ``MemAvailable``."""
-    for line in (proc / "meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * _KIB
-    raise ValueError(f"{proc / 'meminfo'}: expected MemAvailable, seen none")
 
 
 def started_at(pid: int, proc: Path = PROC) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..host.guard import available, total
+from ..host import meminfo
 from ..host.sockets import PROC
 from ..host.tenants import Tenant, process_name
 from ..units import GIB, MIB, format_gib
@@ -60,7 +60,7 @@ def shortages(
     cards: Sequence[Card],
     tenants: Sequence[Tenant],
     pids: Collection[int],
-    meminfo: bytes,
+    memory: str,
     large: Callable[[], Sequence[str]] = tuple,
 ) -> list[str]:
     """Return why a generation would not find its memory, in words; empty when it would, or when nobody can tell.
@@ -79,7 +79,7 @@ def shortages(
         own = [tenant for tenant in here if tenant.pid in pids]
         others = [tenant for tenant in here if tenant.pid not in pids]
         if card.total is None or card.free is None:
-            found += _on_host(float(share), serving, own, others, meminfo, large)
+            found += _on_host(float(share), serving, own, others, memory, large)
         elif not pids or (own and all(tenant.memory is not None for tenant in own)):
             # With processes that the driver does not list (a container) nobody knows what they give back.
             back = sum(tenant.memory or 0 for tenant in own)
@@ -94,11 +94,11 @@ def _on_host(
     serving: Mapping[str, Any] | None,
     own: Sequence[Tenant],
     others: Sequence[Tenant],
-    meminfo: bytes,
+    memory: str,
     large: Callable[[], Sequence[str]],
 ) -> list[str]:
-    size = total(meminfo)
-    free, needed = available(meminfo), int(share * size)
+    size = meminfo.field(memory, "MemTotal")
+    free, needed = meminfo.field(memory, "MemAvailable"), int(share * size)
     if own and all(tenant.memory is not None for tenant in own):
         back = sum(tenant.memory or 0 for tenant in own)
     elif serving is not None:

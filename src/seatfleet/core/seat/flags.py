@@ -6,6 +6,7 @@ a hash of both. It is asked for neither when the generation has served here alre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -45,9 +46,11 @@ def refused(
     if known:
         return cause
     cause = _ask(seat, release, files, script, run or _run)
-    answers.mkdir(parents=True, exist_ok=True)
-    write_atomic(answer, pretty_json({"release": release.name, "refused": cause}))
-    _forget_oldest(answers)
+    # An answer that cannot be kept, on a full disk, is one all the same.
+    with contextlib.suppress(OSError):
+        answers.mkdir(parents=True, exist_ok=True)
+        write_atomic(answer, pretty_json({"release": release.name, "refused": cause}))
+        _forget_oldest(answers)
     return cause
 
 

@@ -96,7 +96,12 @@ def link_target(link: Path) -> str | None:
 
 
 def point(link: Path, name: str | None) -> None:
-    """Make ``current`` or ``previous`` name a generation in one step, or none."""
+    """Make ``current`` or ``previous`` name a generation in one step, or none.
+
+    A link that is right already is not written again: the way back has to work on a full disk.
+    """
+    if name == link_target(link):
+        return
     if name is None:
         link.unlink(missing_ok=True)
         return

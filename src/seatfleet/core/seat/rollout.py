@@ -97,6 +97,9 @@ class Machine(Protocol):
     def install(self, unit: str) -> None:
         """Make systemd read its unit files again and start the unit at boot; forget earlier failed starts."""
 
+    def watch(self, seat: str) -> None:
+        """Have the seat started again should this process die before it has done so itself; no error when it cannot."""
+
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
 
@@ -219,6 +222,14 @@ class Rollout:
     def run(self) -> Outcome:
         """Bring the seat to the wanted generation, or back to where it was; never raises for a seat that fails."""
         decision = self.decide()
+        try:
+            return self._carry_out(decision)
+        except OSError as error:
+            # A full disk, most of all, where nothing had to be brought back: what runs goes on.
+            failure = f"{error}. Run again when that is put right"
+            return self._outcome(decision, changed=decision.changes, failure=failure)
+
+    def _carry_out(self, decision: Decision) -> Outcome:
         if not decision.restarts:
             return self._settle(decision)
         obstacles = self._obstacles(virgin=False)
@@ -256,6 +267,7 @@ class Rollout:
 
     def _replace(self, decision: Decision) -> Outcome:
         before = self._links()
+        self.machine.watch(self.paths.seat)
         drained_s, aborted = self._drain()
         outcome = self._exchange(decision, before)
         return replace(outcome, drained_s=drained_s, aborted=aborted)
@@ -275,7 +287,8 @@ class Rollout:
             ready_s, evidence = self._start(self.wanted.generation)
         except Undecided as error:
             return self._outcome(decision, changed=True, failure=str(error))
-        except RolloutError as error:
+        # OSError: the disk is full where the links or the unit have to be written. What was there needs no writing.
+        except (RolloutError, OSError) as error:
             return self._give_back(decision, str(error), before)
         return self._good(decision, ready_s, evidence, way_back)
 
@@ -298,7 +311,12 @@ class Rollout:
         return self.machine.monotonic() - begin, 0
 
     def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any], way_back: str | None) -> Outcome:
-        generations.mark_good(self.paths, self.wanted.generation, evidence)
+        try:
+            generations.mark_good(self.paths, self.wanted.generation, evidence)
+        except OSError as error:
+            # No reason to take away what serves; the next run proves it once more, without a restart.
+            failure = f"generation {self.wanted.generation} serves and was proven, but cannot be marked so: {error}"
+            return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, failure=failure)
         pruned = self._prune()
         return self._outcome(
             decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=pruned, way_back=way_back
@@ -325,7 +343,7 @@ class Rollout:
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
             ready_s = self._start_or_serve(target)
-        except RolloutError as error:
+        except (RolloutError, OSError) as error:
             what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
             failure = f"{cause}. {what} did not come back either: {error}"
             return self._outcome(decision, changed=True, failure=failure)

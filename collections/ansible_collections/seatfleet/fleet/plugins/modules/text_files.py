@@ -98,7 +98,10 @@ def main() -> None:
         if (text, mode) == (wanted.content, wanted.mode):
             continue
         if not module.check_mode:
-            write(module, wanted)
+            try:
+                write(module, wanted)
+            except OSError as error:
+                module.fail_json(msg=f"{wanted.path}: the new text could not be written: {error}")
         written.append(str(wanted.path))
         seen = f" (mode {mode:04o})" if mode is not None else ""
         differences.append(
