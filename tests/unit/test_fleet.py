@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from seatfleet.core.fleet import Fit, Report, Unchecked, check_fleet, kv_fit
-from seatfleet.core.patches import FileChange, Patch, Series
+from seatfleet.core.inventory.fleet import Fit, Report, Unchecked, check_fleet, kv_fit
+from seatfleet.core.inventory.seat import Seat
 from seatfleet.core.problems import Problem, ProblemsError
-from seatfleet.core.seat import Seat
+from seatfleet.core.release.patches import FileChange, Patch, Series
 
 FLEET = """
 all: &all

@@ -13,9 +13,9 @@ import seat_examples as examples
 import yaml
 from seat_examples import CPU, GB10, LARGE, RELEASE, RTX, TINY, UUIDS, model, seat
 
-from seatfleet.core.manifest import load_manifest
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.render import (
+from seatfleet.core.seat.manifest import load_manifest
+from seatfleet.core.seat.render import (
     Generation,
     HostClass,
     load_generation,

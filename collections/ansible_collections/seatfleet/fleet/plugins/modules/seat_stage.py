@@ -18,35 +18,7 @@ attributes:
   diff_mode:
     description: Compares the wanted files with those that serve now. API keys are never shown.
     support: full
-options:
-  generations:
-    description:
-      - Rendered generations, from P(seatfleet.fleet.seat_generations#filter).
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      name:
-        description: Name of the generation, 12 hexadecimal digits.
-        type: str
-        required: true
-      release_path:
-        description: Where its release is installed.
-        type: path
-        required: true
-      files:
-        description: File names to texts.
-        type: dict
-        required: true
-  api_keys:
-    description:
-      - API key of each seat, by its name.
-    type: dict
-    required: true
+extends_documentation_fragment: [seatfleet.fleet.generations]
 author:
   - seatfleet developers
 """
@@ -85,29 +57,21 @@ unmanaged:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.staging import stage_host, unmanaged
-
-GENERATION_OPTIONS = {
-    "seat": {"type": "str", "required": True},
-    "name": {"type": "str", "required": True},
-    "release_path": {"type": "path", "required": True},
-    "files": {"type": "dict", "required": True},
-}
-ARGUMENTS = {
-    "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
-    "api_keys": {"type": "dict", "required": True, "no_log": True},
-}
+from ansible_collections.seatfleet.fleet.plugins.module_utils.generation_options import GENERATIONS
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.staging import stage_host, unmanaged
 
 
 def main() -> None:
-    module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
+    module = AnsibleModule(GENERATIONS, supports_check_mode=True)
     rendered = [load_generation(values) for values in module.params["generations"]]
     try:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
     except GenerationError as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"nothing that runs was touched: {error}")
     left = unmanaged([seat.seat for seat in staged])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
