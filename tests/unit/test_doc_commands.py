@@ -160,6 +160,7 @@ ELSEWHERE = {
     "systemd-analyze": "a host with a seat",
     "promtool": "make tools",
     "ansible-runner": "tests/unit/test_runner.py",
+    "ansible-builder": "ansible-builder, which this project does not install",
     "ansible-navigator": "ansible-navigator, which this project does not install",
     "pre-commit": "pre-commit, which this project does not install",
     "lab/system-packages": "root",
