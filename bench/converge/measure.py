@@ -165,8 +165,8 @@ def measure_fleet(
     return rows
 
 
-def main() -> None:
-    """Run one of the measurements."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     lab = kinds.add_parser("lab")
@@ -177,7 +177,12 @@ def main() -> None:
         kind.add_argument("counts", nargs="+", type=int)
         kind.add_argument("--forks", nargs="+", type=int, default=[25])
         kind.add_argument("--json", type=Path, help="append each run's numbers there, one line of JSON for each")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    args = build_parser().parse_args()
     if "SEATFLEET_LAB" not in os.environ:
         sys.exit("bench/converge/measure.py: no lab; run `. lab/env` first")
     with tempfile.TemporaryDirectory() as directory:
