@@ -79,9 +79,13 @@ def test_change_and_back(machine: FakeMachine) -> None:
     assert outcome.reasons == ("kv-cache-memory-bytes: 67108864 -> 134217728",)
     assert machine.calls == ["stop", "install", f"start {NEW.name}", f"probe {NEW.name}"]
     assert links(machine) == (NEW.name, OLD.name)
+    assert outcome.way_back == OLD.name
     back = deploy(machine, OLD)
     assert (back.action, back.generation, back.failure) == (Action.RESTART, OLD.name, None)
     assert links(machine) == (OLD.name, NEW.name)
+    # only started again: should its alias fail now, an older generation is no cure
+    again = deploy(machine, OLD, {SEAT: "sk-seat-2"})
+    assert (again.action, again.failure, again.way_back) == (Action.RESTART, None, None)
 
 
 @pytest.mark.parametrize(
