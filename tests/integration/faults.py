@@ -107,6 +107,7 @@ class Step:
 
     ``proof`` is what the host has to show beside all else once the next run has ended; WORD is the cell's. ``room_mib``
     is free on the disk until it is full: as much as the step asks to be free, so that it is its writing that fails.
+    ``grows`` is too large to be copied to that disk: only what is new in it is there.
     """
 
     title: str
@@ -115,6 +116,7 @@ class Step:
     work: Work | None = None
     proof: str = "true"
     room_mib: int = 128
+    grows: str | None = None
 
 
 def _unmarked(root: str) -> str:
@@ -130,7 +132,7 @@ STUB_IS_NEW = (
 STEPS = {
     "host": Step(
         "directories, firewall",
-        "gpu_host : firewall | Write the table",
+        "gpu_host : Write the files",
         "grep -q WORD /etc/seatfleet-firewall.nft",
         new_host_files,
         "test -d /run/fault-WORD && nft list table inet seatfleet | grep -q WORD",
@@ -142,9 +144,15 @@ STEPS = {
         new_toolbox,
         STUB_IS_NEW,
         room_mib=256,
+        grows="/opt/vllm/toolboxes",
     ),
     "release": Step(
-        "release", "vllm_release : Install releases", _unmarked("/opt/vllm/releases"), new_release, room_mib=2560
+        "release",
+        "vllm_release : Install releases",
+        _unmarked("/opt/vllm/releases"),
+        new_release,
+        room_mib=2560,
+        grows="/opt/vllm/releases",
     ),
     "weights": Step(
         "weights",
@@ -188,9 +196,6 @@ WRITTEN = (
     "/var/lib/seatfleet",
     "/srv/models",
 )
-# Too large to be copied: only what is new is on the small file system.
-VERBOSE = bool(os.environ.get("SEATFLEET_FAULTS_VERBOSE"))
-GROWING = ("/opt/vllm/releases", "/opt/vllm/toolboxes")
 
 
 @dataclass(frozen=True)
@@ -245,10 +250,10 @@ def run_cell(lab: Lab, step: str, fault: str) -> Cell:
             "nothing left to do": checked.code == 0 and checked.changed == {HOST: 0},
             "proof": lab.console(HOST, "sh", "-c", proof).code == 0,
         }
-        converged = all(outcome.values())
-        if not converged or VERBOSE:
+        cell = Cell(step, fault, play_ended, after, all(outcome.values()), round(seconds))
+        if not (cell.converged and cell.acceptable):
             print(play.output, again.output, checked.output, outcome, sep="\n", file=sys.stderr)
-    return Cell(step, fault, play_ended, after, converged, round(seconds))
+    return cell
 
 
 class Play:
@@ -369,11 +374,9 @@ def full(lab: Lab, step: Step) -> Iterator[Broken]:
     ]
     for number, path in enumerate(WRITTEN):
         script.append(f"cp -a {path} {small}/{number} && mount --bind {small}/{number} {path}")
-    for path in GROWING:
-        upper, work = (f"{small}/{part}-{Path(path).name}" for part in ("upper", "work"))
-        script.append(
-            f"mkdir {upper} {work} && mount -t overlay -o lowerdir={path},upperdir={upper},workdir={work} o {path}"
-        )
+    if step.grows:
+        options = f"lowerdir={step.grows},upperdir={small}/upper,workdir={small}/work"
+        script.append(f"mkdir {small}/upper {small}/work && mount -t overlay -o {options} overlay {step.grows}")
     on_console(lab, "\n".join(script))
 
     def fault(play: Play) -> str:
@@ -390,8 +393,8 @@ def full(lab: Lab, step: Step) -> Iterator[Broken]:
         for number, path in enumerate(WRITTEN):
             script += [f"umount --lazy {path}", f"mv {path} {path}.before", f"cp -a {small}/{number} {path}"]
             script.append(f"rm -rf {path}.before")
-        for path in GROWING:
-            script += [f"umount --lazy {path}", f"cp -a {small}/upper-{Path(path).name}/. {path}"]
+        if step.grows:
+            script += [f"umount --lazy {step.grows}", f"cp -a {small}/upper/. {step.grows}"]
         on_console(lab, "\n".join([*script, f"umount --lazy {small}", "systemctl daemon-reload"]))
 
 
