@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from . import admission, flags, gpus, guard, tenants
+from . import admission, flags, gpus, guard, link, tenants
 from .hostfacts import parse_meminfo
-from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX
+from .paths import EVIDENCE, SERVICE_USER, TOOLBOX, UNIT_PREFIX, SeatPaths
 from .probe_report import EXIT_BUSY, EXIT_READY
 from .processes import PROPERTIES, SeatState, UnitState, parse_show, read_seat
 from .render import Generation
@@ -137,6 +137,7 @@ class LocalMachine:
             found.append(f"the toolbox is not installed ({TOOLBOX})")
         elif not found:
             found += _patch_problems(release)
+        found += _link_problems(manifest)
         try:
             pwd.getpwnam(SERVICE_USER)
         except KeyError:
@@ -251,6 +252,18 @@ def count_requests(metrics: str) -> int | None:
         if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
     ]
     return int(sum(values)) if values else None
+
+
+def _link_problems(manifest: Mapping[str, Any]) -> list[str]:
+    """Return why the other host of a seat over two could not join its head, as the link between them last heard."""
+    nodes = manifest.get("nodes")
+    if not nodes or nodes["rank"]:
+        return []
+    try:
+        heard = json.loads(SeatPaths(manifest["seat"]).linked.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        heard = None
+    return link.obstacles(heard, manifest["generation"], nodes["hosts"][1]["host"], time.time())
 
 
 def _patch_problems(release: Path) -> list[str]:

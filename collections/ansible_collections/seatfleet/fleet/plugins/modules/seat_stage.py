@@ -47,6 +47,12 @@ options:
       - API key of each seat, by its name.
     type: dict
     required: true
+  followed:
+    description:
+      - Names of seats of other hosts that this host follows; M(seatfleet.fleet.seat_link) stages them.
+    type: list
+    elements: str
+    default: []
 author:
   - seatfleet developers
 """
@@ -98,6 +104,7 @@ GENERATION_OPTIONS = {
 ARGUMENTS = {
     "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
     "api_keys": {"type": "dict", "required": True, "no_log": True},
+    "followed": {"type": "list", "elements": "str", "default": []},
 }
 
 
@@ -108,7 +115,7 @@ def main() -> None:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
     except GenerationError as error:
         module.fail_json(msg=str(error))
-    left = unmanaged([seat.seat for seat in staged])
+    left = unmanaged([*(seat.seat for seat in staged), *module.params["followed"]])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
     headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
