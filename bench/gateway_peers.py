@@ -32,8 +32,8 @@ from seat_stub import SeatStub  # noqa: E402
 
 from seatfleet.clients.gateway import Gateway, GatewayError  # noqa: E402
 from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, prove, sync_aliases, sync_keys  # noqa: E402
-from seatfleet.core.gateway_keys import WantedKey, key_hash  # noqa: E402
-from seatfleet.core.gateway_state import WantedAlias  # noqa: E402
+from seatfleet.core.gateway.keys import WantedKey, key_hash  # noqa: E402
+from seatfleet.core.gateway.state import WantedAlias  # noqa: E402
 
 DEAD = "http://127.0.0.1:9/v1"
 # Without a licence the proxy answers /organization/list with 403, where 0.5.0 stops before it comes to keys.

@@ -26,7 +26,7 @@ from typing import Any
 
 from seatfleet.clients.project import cache_root
 from seatfleet.clients.wheelhouse import is_complete
-from seatfleet.core.locks import Lock, parse_lock
+from seatfleet.core.release.locks import Lock, parse_lock
 
 
 def commands(tool: str, python: str, wheels: Path, requirements: Path, lock: Lock) -> list[str]:

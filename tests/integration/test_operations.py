@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labrun import Lab
 
-from seatfleet.core.metrics import parse
+from seatfleet.core.health.metrics import parse
 
 CACHE = Path(os.environ.get("SEATFLEET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seatfleet")
 SEATCTL = "/opt/vllm/toolbox/bin/seatctl"

@@ -18,7 +18,7 @@ import canary
 import pytest
 from labrun import HOSTS, LAB, PROJECT, Lab
 
-from seatfleet.core.render import seat_api_key
+from seatfleet.core.seat.render import seat_api_key
 
 SEATS = ("fv-ml1/flash-next", "spark-1/dense-lab")
 SEATS_FILE = "group_vars/lab_fv_ml1/seats.yml"

@@ -25,9 +25,9 @@ from labrun import PROJECT, Lab
 from seatfleet.cli import main
 from seatfleet.clients import trees, wheelhouse
 from seatfleet.clients.project import cache_root
-from seatfleet.core import kv_oracle, patches, unified_diff
-from seatfleet.core.locks import format_lock, parse_lock
-from seatfleet.core.patches import PatchError, Series
+from seatfleet.core.release import kv_oracle, patches, unified_diff
+from seatfleet.core.release.locks import format_lock, parse_lock
+from seatfleet.core.release.patches import PatchError, Series
 
 HOST = "fv-ml1"
 CASES = 20  # per scenario; 60 or more hits, 3 of them poisoned where a tree is least wrong

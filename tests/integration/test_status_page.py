@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.status_page import page
+from seatfleet.core.report.status_page import page
 
 ROWS = Path(__file__).parent / "data" / "status.json"
 # Runs in a copy of the page only: the page itself has no script. The title carries the answer out of the browser.

@@ -14,7 +14,7 @@ from typing import Any
 from seatfleet.campaign.parity import ArmConfig, Deployment
 from seatfleet.campaign.seats import arm_manifest
 from seatfleet.clients.probe import SystemHost
-from seatfleet.core.manifest import Manifest
+from seatfleet.core.seat.manifest import Manifest
 
 MODEL = "fake"
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from seatfleet.core.hostfacts import Answer, LocalHost
+from seatfleet.core.host.hostfacts import Answer, LocalHost
 
 CAPTURES = Path(__file__).parent / "data" / "hosts"
 # What nvidia-smi says of a field it does not know, and its exit code.

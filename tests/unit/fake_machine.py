@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seatfleet.core import generations
+from seatfleet.core.host.processes import Process, SeatState, UnitState
+from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.processes import Process, SeatState, UnitState
-from seatfleet.core.render import Generation
-from seatfleet.core.rollout import ProbeResult, RolloutError
-from seatfleet.core.sockets import Owner
+from seatfleet.core.seat import generations
+from seatfleet.core.seat.render import Generation
+from seatfleet.core.seat.rollout import ProbeResult, RolloutError
 
 # How a generation behaves: serves, does not start at all, ends while loading, is judged bad, cannot be judged, or
 # never answers.

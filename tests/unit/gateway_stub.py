@@ -9,7 +9,7 @@ from typing import Any
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
-from seatfleet.core.gateway_keys import key_hash
+from seatfleet.core.gateway.keys import key_hash
 
 MASTER = "sk-master-0123456789abcdef"
 Hook = Callable[["GatewayStub", str, dict[str, Any]], Response | None]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from seatfleet.clients.systemd import UnitState
-from seatfleet.core.manifest import Manifest, Speculation
-from seatfleet.core.sockets import Owner
+from seatfleet.core.host.sockets import Owner
+from seatfleet.core.seat.manifest import Manifest, Speculation
 
 CGROUP = "/system.slice/vllm-seat-s.service"
 KEY = "sk-seat-right"

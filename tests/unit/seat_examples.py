@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatfleet.core.render import HostClass, ModelRef, ReleaseRef
-from seatfleet.core.schema import load_seat
-from seatfleet.core.seat import Seat
+from seatfleet.core.inventory.schema import load_seat
+from seatfleet.core.inventory.seat import Seat
+from seatfleet.core.seat.render import HostClass, ModelRef, ReleaseRef
 from seatfleet.core.units import GIB, MIB
 
 UUIDS = tuple(f"GPU-{index}0000000-0000-0000-0000-000000000000" for index in range(4))

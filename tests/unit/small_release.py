@@ -9,9 +9,9 @@ from pathlib import Path
 
 from seatfleet.clients import wheels
 from seatfleet.clients.wheelhouse import pin_of
-from seatfleet.core.locks import Lock, Target
-from seatfleet.core.patches import FileChange, Patch, Series
-from seatfleet.core.releases import Release
+from seatfleet.core.release.locks import Lock, Target
+from seatfleet.core.release.patches import FileChange, Patch, Series
+from seatfleet.core.release.releases import Release
 
 TARGET = Target(sys.version_info.minor, platform.machine(), 17)
 PRISTINE = "answer = 41\n"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from seatfleet.core.acceptance import ACCEPTED, Acceptance, band, contradictions, from_delta, judge, likely_causes
-from seatfleet.core.metrics import MetricsError, delta, parse
+from seatfleet.core.health.acceptance import (
+    ACCEPTED,
+    Acceptance,
+    band,
+    contradictions,
+    from_delta,
+    judge,
+    likely_causes,
+)
+from seatfleet.core.health.metrics import MetricsError, delta, parse
 
 
 def seen(rates: list[float], drafts: int = 1000) -> Acceptance:
@@ -29,7 +37,7 @@ def page(drafts: int, tokens: int, accepted: list[list[int]]) -> str:
 
 
 def measured(before: str, after: str) -> Acceptance:
-    from seatfleet.core.acceptance import COUNTERS
+    from seatfleet.core.health.acceptance import COUNTERS
 
     return from_delta(delta(parse(before), parse(after), COUNTERS))
 

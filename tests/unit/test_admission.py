@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.admission import Card, large_processes, parse_cards, shortages
-from seatfleet.core.tenants import Tenant, names, parse_apps
+from seatfleet.core.host.tenants import Tenant, names, parse_apps
+from seatfleet.core.seat.admission import Card, large_processes, parse_cards, shortages
 from seatfleet.core.units import GIB, MIB
 
 CARD = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"
 TOTAL = 96 * GIB
-MEMINFO = b"MemTotal:       127926272 kB\nMemFree: 1 kB\nMemAvailable:   62914560 kB\n"  # 122 and 60 GiB
+MEMINFO = "MemTotal:       127926272 kB\nMemFree: 1 kB\nMemAvailable:   62914560 kB\n"  # 122 and 60 GiB
 
 
 def manifest(share: float | None = 0.9, card: str = CARD) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from fake_machine import BAD, DIES, FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 from test_rollout import KEYS, SEAT, deploy, machine  # noqa: F401 - a fixture
 
-from seatfleet.core import predecessor
-from seatfleet.core.adoption import Running, as_seat, compare, from_compose, options
-from seatfleet.core.render import render
-from seatfleet.core.rollout import RolloutError, roll_out
-from seatfleet.core.sockets import Owner
-from seatfleet.core.staging import stage_host
+from seatfleet.core.host.sockets import Owner
+from seatfleet.core.seat import predecessor
+from seatfleet.core.seat.adoption import Running, as_seat, compare, from_compose, options
+from seatfleet.core.seat.render import render
+from seatfleet.core.seat.rollout import RolloutError, roll_out
+from seatfleet.core.seat.staging import stage_host
 
 MODELS = {
     "tiny-oracle": {"repository": "local:tiny-oracle", "facts": {"mtp_layers": 1}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatfleet.campaign.amortization import amortization, amplification_sentence, break_even, experts_read, step_ms
-from seatfleet.core.acceptance import Acceptance, contradictions
+from seatfleet.core.health.acceptance import Acceptance, contradictions
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from seatfleet.campaign.controls import BOOT_RULES, BootView, Context, Status, t
 from seatfleet.campaign.definition import Arm, load_definition
 from seatfleet.campaign.load import Request
 from seatfleet.campaign.observe import Cell, read_counters
-from seatfleet.core.metrics import parse
+from seatfleet.core.health.metrics import parse
 
 #: Step rate of an arm relative to the control; k drafts make steps longer.
 SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}

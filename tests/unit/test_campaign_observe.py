@@ -7,8 +7,8 @@ import pytest
 from seatfleet.campaign import observe
 from seatfleet.campaign.load import Request
 from seatfleet.campaign.observe import Cell, Counters, cell_metrics, percentiles, pooled_acceptance, read_counters
-from seatfleet.core.acceptance import Acceptance
-from seatfleet.core.metrics import parse
+from seatfleet.core.health.acceptance import Acceptance
+from seatfleet.core.health.metrics import parse
 
 MS = 1_000_000
 

@@ -19,9 +19,9 @@ from seatfleet.campaign.host import Calm, calm_down
 from seatfleet.campaign.parity import ArmConfig, Refusal, derive_arm
 from seatfleet.campaign.seats import LocalSeat, SeatFailed, engine_config, model_digest
 from seatfleet.campaign.systemd import SystemdSeat, arm_environment, arm_unit, campaign_unit
-from seatfleet.core.processes import Process, SeatState, UnitState
-from seatfleet.core.rollout import RolloutError
-from seatfleet.core.sockets import Owner
+from seatfleet.core.host.processes import Process, SeatState, UnitState
+from seatfleet.core.host.sockets import Owner
+from seatfleet.core.seat.rollout import RolloutError
 
 KEY = "speculative-config"
 MTP = {"method": "mtp", "num_speculative_tokens": 1}

@@ -13,9 +13,9 @@ from probe_stub import KEY, Answer, FakeHost, StubSeat, clever, manifest_for, sp
 from seatfleet.clients.probe import Options, probe
 from seatfleet.clients.probe.canary import compare_tokens
 from seatfleet.clients.vllm import Limits, SeatClient
-from seatfleet.core import probe_report as codes
-from seatfleet.core.garbage import garbage
-from seatfleet.core.probe_report import Report
+from seatfleet.core.health import probe_report as codes
+from seatfleet.core.health.garbage import garbage
+from seatfleet.core.health.probe_report import Report
 
 
 @pytest.fixture

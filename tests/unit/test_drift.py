@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.drift import rows, table
+from seatfleet.core.report.drift import rows, table
 
 SEAT = {"seat": "flash-next", "action": "nothing", "changed": False, "reasons": [], "repairs": []}
 CLEAN: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core import flag_check, flags
+from seatfleet.core.seat import flag_check, flags
 
 FILES = {"vllm.yaml": "port: 1\n", "seat.env": "A=b\n"}
 RELEASE = Path("/opt/vllm/releases/0.32.0-0123456789ab")

@@ -20,8 +20,8 @@ from seatfleet.clients import gateway_sync
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
 from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
 from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
-from seatfleet.core.gateway_keys import GRANTS_FIELD, WantedKey, key_hash
-from seatfleet.core.gateway_state import WantedAlias
+from seatfleet.core.gateway.keys import GRANTS_FIELD, WantedKey, key_hash
+from seatfleet.core.gateway.state import WantedAlias
 
 INFRA = "sk-infra-ops-0123456789abcdef"
 AGENTS = "sk-all-agents-0123456789abcdef"

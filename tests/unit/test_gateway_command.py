@@ -9,7 +9,7 @@ from gateway_stub import MASTER, GatewayStub
 from pytest_httpserver import HTTPServer
 
 from seatfleet.cli import main
-from seatfleet.core.gateway_keys import GRANTS_FIELD
+from seatfleet.core.gateway.keys import GRANTS_FIELD
 
 SEAT = {"api_base": "http://10.0.0.11:8022/v1", "model": "hosted_vllm/gen-large"}
 

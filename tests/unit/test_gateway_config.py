@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from seatfleet.core.gateway_config import BEGIN, END, ConfigError, edit, entry, entry_id, environment, variable
-from seatfleet.core.gateway_state import WantedAlias
+from seatfleet.core.gateway.config import BEGIN, END, ConfigError, edit, entry, entry_id, environment, variable
+from seatfleet.core.gateway.state import WantedAlias
 
 WANT = WantedAlias(
     "gen-large", "fv-ml1", "flash-next", "http://10.0.0.11:8022/v1", "sk-seat-canary", sampling={"top_k": 20}

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from seatfleet.core.gateway_database import Migration, begun, identifier, pending, script
+from seatfleet.core.gateway.database import Migration, begun, identifier, pending, script
 
 
 def test_pending_keeps_names_with_spaces_and_the_order() -> None:

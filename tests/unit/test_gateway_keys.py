@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.gateway_keys import (
+from seatfleet.core.gateway.keys import (
     GRANTS_FIELD,
     KeyPlan,
     KeyState,
@@ -19,7 +19,7 @@ from seatfleet.core.gateway_keys import (
     plan_keys,
     who_can_call,
 )
-from seatfleet.core.gateway_state import LiveDeployment
+from seatfleet.core.gateway.state import LiveDeployment
 
 VALUE = "sk-infra-ops-0123456789abcdef"
 SEAT = "fv-ml1/flash-next"

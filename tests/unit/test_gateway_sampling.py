@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.gateway_sampling import declared_sampling, sampling_notes
+from seatfleet.core.gateway.sampling import declared_sampling, sampling_notes
 
 CHECKPOINT = {"temperature": 1.0, "top_p": 0.95, "top_k": 20}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.gateway_state import (
+from seatfleet.core.gateway.state import (
     LiveDeployment,
     WantedAlias,
     alias_entries,
@@ -21,7 +21,7 @@ from seatfleet.core.gateway_state import (
     secret_digest,
     secret_matches,
 )
-from seatfleet.core.seat import Alias, Seat
+from seatfleet.core.inventory.seat import Alias, Seat
 
 WANT = WantedAlias(
     alias="gen-large",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.gateway_verdict import Cell, Verdict, classify, judge, scrub, table
-from seatfleet.core.gateway_versions import version_problem
+from seatfleet.core.gateway.verdict import Cell, Verdict, classify, judge, scrub, table
+from seatfleet.core.gateway.versions import version_problem
 
 DENIED = "The requested model 'gen-large' is not available for this API key, or the model name is invalid."
 MISSING = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core import generations
-from seatfleet.core.generations import GenerationError
 from seatfleet.core.paths import SeatPaths
+from seatfleet.core.seat import generations
+from seatfleet.core.seat.generations import GenerationError
 
 FILES = {"vllm.yaml": "port: 1\n", "seat.env": "A=1\n", "manifest.json": "{}\n", "vllm-seat-a.service": "[Unit]\n"}
 RELEASE = "/opt/vllm/releases/0.32.0-x"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-from seatfleet.core.gpus import QUERY, Gpu, memory_held, parse_query
+from seatfleet.core.host.gpus import QUERY, Gpu, memory_held, parse_query
 from seatfleet.core.units import MIB
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from seatfleet.cli import main
-from seatfleet.core import guard
-from seatfleet.core.guard import Config, Guard, Guarded, Judge
+from seatfleet.core.host import guard
+from seatfleet.core.host.guard import Config, Guard, Guarded, Judge
 from seatfleet.core.paths import SeatPaths
 from seatfleet.core.units import GIB
 
@@ -156,12 +156,6 @@ def test_the_kernel_kills_the_whole_group(tmp_path: Path, tree: str) -> None:
     (group / "cgroup.procs").write_text("")
     assert not host.running("agent")
     assert not host.running("never-there")
-
-
-def test_available() -> None:
-    assert guard.available(b"MemTotal:  9 kB\nMemAvailable:    7 kB\n") == 7 * 1024
-    with pytest.raises(ValueError, match="nothing like"):
-        guard.available(b"nonsense")
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"floor": "4G", "seats": []}', '{"floor": "4GiB", "seats": [{}]}'])

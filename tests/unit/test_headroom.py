@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seatfleet.cli import main
-from seatfleet.core.headroom import (
+from seatfleet.core.health.headroom import (
     BOOT_NOISE,
     FULL,
     MAX_BOOTS,

@@ -19,8 +19,8 @@ from probe_stub import KEY
 from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalSeat, SeatFailed
 from seatfleet.cli import main
-from seatfleet.core.headroom import FULL, MIXED, RAMP, margin_for, unclean
-from seatfleet.core.pins import proposed
+from seatfleet.core.health.headroom import FULL, MIXED, RAMP, margin_for, unclean
+from seatfleet.core.inventory.pins import proposed
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom import sampler
 from seatfleet.headroom.hunt import Hunt

@@ -23,11 +23,11 @@ import pytest
 from small_release import PATCHED, PRISTINE, SERIES, TARGET, add_tiny_pip, fill, release_of
 
 from seatfleet.clients.wheelhouse import write_archive
-from seatfleet.core import installs, patches, releases
-from seatfleet.core.installs import Host, InstallError
-from seatfleet.core.locks import Pin, Target
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.releases import Release
+from seatfleet.core.release import installs, patches, releases
+from seatfleet.core.release.installs import Host, InstallError
+from seatfleet.core.release.locks import Pin, Target
+from seatfleet.core.release.releases import Release
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_an_import_that_fails_leaves_no_marker_and_the_next_run_starts_over(ensu
 def test_a_killed_install_never_looks_finished(ensure: Ensure, release: Release, host: Host, wheelhouse: Path) -> None:
     script = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[1:3]\n"
-        "from small_release import release_of; from seatfleet.core import installs\n"
+        "from small_release import release_of; from seatfleet.core.release import installs\n"
         "house, root = map(Path, sys.argv[3:5])\n"
         "host, release = installs.Host(root, python=sys.executable), release_of(house, ('engine.hang',))\n"
         "installs.ensure(host, release, house, every_file=False, repair=False, check=False)\n"
@@ -314,13 +314,13 @@ def test_the_oracle_can_be_left_out_and_is_not_run_for_other_patches(
 def test_the_oracle_travels_inside_a_zip(tmp_path: Path) -> None:
     """As Ansible ships modules: no file of the package exists on the host."""
     archive = tmp_path / "module.zip"
-    source = Path(installs.__file__).parents[2]
+    source = Path(installs.__file__).parents[3]
     with zipfile.ZipFile(archive, "w") as target:
         for path in (source / "seatfleet").rglob("*.py"):
             target.write(path, path.relative_to(source))
     script = (
         f"import sys; sys.path.insert(0, {str(archive)!r})\n"
-        "from seatfleet.core import installs, kv_oracle\n"
+        "from seatfleet.core.release import installs, kv_oracle\n"
         "assert '.zip' in kv_oracle.__file__, kv_oracle.__file__\n"
         "print(installs.inspect.getsource(kv_oracle))\n"
     )

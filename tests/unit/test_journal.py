@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.journal import MAX_LENGTH, first_cause
+from seatfleet.core.report.journal import MAX_LENGTH, first_cause
 
 RECORDED = Path(__file__).parent / "data" / "journal"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.journal import first_cause
-from seatfleet.core.known_failures import FAILURES, Failure, explain, get
+from seatfleet.core.report.journal import first_cause
+from seatfleet.core.report.known_failures import FAILURES, Failure, explain, get
 
 PROJECT = Path(__file__).resolve().parents[2]
 # One name may stand for two files, a unit test and its relative on lab hosts.

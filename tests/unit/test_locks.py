@@ -8,8 +8,8 @@ import pytest
 from seatfleet.clients import wheels
 from seatfleet.clients.wheelhouse import load_recipes
 from seatfleet.core.files import sha256_file
-from seatfleet.core.locks import Lock, Pin, Target, format_lock, parse_lock
 from seatfleet.core.problems import ProblemsError
+from seatfleet.core.release.locks import Lock, Pin, Target, format_lock, parse_lock
 
 LOCKS = Path(__file__).resolve().parents[2] / "files/locks"
 RECIPES = load_recipes(LOCKS / "locks.yml")

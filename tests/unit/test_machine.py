@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core import machine as module
-from seatfleet.core.machine import LocalMachine, count_requests
-from seatfleet.core.rollout import ProbeResult, RolloutError
+from seatfleet.core.host import machine as module
+from seatfleet.core.host.machine import LocalMachine, count_requests, full_disks
+from seatfleet.core.seat.rollout import ProbeResult, RolloutError
 
 
 @pytest.fixture
@@ -128,6 +128,14 @@ def test_everything_missing_is_told_at_once(
     (tmp_path / "release/release.json").touch()
     monkeypatch.setattr(module, "SERVICE_USER", "root")
     assert machine.missing(manifest) == []
+
+
+def test_a_full_disk_is_told_before_the_stop(tmp_path: Path) -> None:
+    here, absent, other = str(tmp_path), str(tmp_path / "absent"), "/proc"
+    assert full_disks([here, absent], room=0) == []
+    # each disk once; /proc has nothing free
+    assert [line.split()[3] for line in full_disks([here, here, other, absent], room=1 << 60)] == [here, other]
+    assert full_disks([other]) == ["the disk of /proc has 0 MiB free, 64 are wanted"]
 
 
 def test_requests_are_counted_over_all_engines() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.metrics import CounterReset, MetricsError, Page, boot_identity, delta, parse, parse_labels
+from seatfleet.core.health.metrics import CounterReset, MetricsError, Page, boot_identity, delta, parse, parse_labels
 
 RECORDED = Path(__file__).parent / "data" / "metrics-0.32.0-mtp2.prom"
 

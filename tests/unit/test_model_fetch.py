@@ -25,10 +25,10 @@ from seatfleet.clients import model_fetch
 from seatfleet.clients.hub import Hub, HubError
 from seatfleet.clients.model_fetch import FetchError, Origin, Place
 from seatfleet.clients.model_server import ModelServer
-from seatfleet.core import models
-from seatfleet.core.models import Manifest
+from seatfleet.core.model import models
+from seatfleet.core.model.models import Manifest
+from seatfleet.core.model.tensors import Need
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.tensors import Need
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -258,7 +258,7 @@ CHILD = """
 import sys, pathlib, json
 from seatfleet.clients import model_fetch
 from seatfleet.clients.hub import Hub
-from seatfleet.core.models import load_manifest
+from seatfleet.core.model.models import load_manifest
 url, manifest, target = sys.argv[1:]
 loaded = load_manifest(json.loads(pathlib.Path(manifest).read_text()), "m")
 origin = model_fetch.Origin("Qwen/Tiny", Hub(url, environment={}))

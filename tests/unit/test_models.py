@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from seatfleet.commands import model as command
-from seatfleet.core import models
-from seatfleet.core.models import Manifest
+from seatfleet.core.model import models
+from seatfleet.core.model.models import Manifest
 from seatfleet.core.problems import ProblemsError
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -154,7 +154,7 @@ def test_a_killed_copy_is_resumed(
     os.mkfifo(slow / SHARDS[1])  # the copy hangs here, with the files before it staged
     script = (
         "import json, sys; from pathlib import Path; sys.path[:0] = [sys.argv[1]]\n"
-        "from seatfleet.core import models\n"
+        "from seatfleet.core.model import models\n"
         "models.DirectorySource.size = lambda self, path: manifest.files[path].size\n"
         "manifest = models.load_manifest(json.loads(sys.argv[2]), 'x')\n"
         "models.ensure(Path(sys.argv[3]), manifest, Path(sys.argv[4]), hashes=False, repair=False, check=False)\n"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from seatfleet.core.exporter import METRICS, Drafter, least_acceptance, prometheus_text, samples
-from seatfleet.core.metrics import parse
-from seatfleet.core.probe_report import prometheus_text as probe_text
+from seatfleet.core.health.metrics import parse
+from seatfleet.core.health.probe_report import prometheus_text as probe_text
+from seatfleet.core.report.exporter import METRICS, Drafter, least_acceptance, prometheus_text, samples
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROMETHEUS = PROJECT / "files/observability/prometheus"

@@ -12,7 +12,7 @@ import yaml
 
 from seatfleet.cli import main
 from seatfleet.commands import patch
-from seatfleet.core import kv_oracle, unified_diff
+from seatfleet.core.release import kv_oracle, unified_diff
 
 CORE = "".join(f"line {number}\n" for number in range(1, 31))
 PAD = CORE.replace("line 3\n", "line 3 padded\n")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core import patches, unified_diff
-from seatfleet.core.patches import PatchError
+from seatfleet.core.release import patches, unified_diff
+from seatfleet.core.release.patches import PatchError
 
 CACHE = "pkg/cache.py"
 SCHED = "pkg/sched.py"

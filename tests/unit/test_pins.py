@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.fleet import check_fleet
-from seatfleet.core.headroom import BOOT_NOISE, FULL, MIXED, RAMP, Step, Trial, settings_hash
-from seatfleet.core.pins import doubts, host_doubts, installed_driver, proposed, reference
-from seatfleet.core.seat import Evidence, Seat, Speculative
+from seatfleet.core.health.headroom import BOOT_NOISE, FULL, MIXED, RAMP, Step, Trial, settings_hash
+from seatfleet.core.inventory.fleet import check_fleet
+from seatfleet.core.inventory.pins import doubts, host_doubts, installed_driver, proposed, reference
+from seatfleet.core.inventory.seat import Evidence, Seat, Speculative
 from seatfleet.core.units import GIB
 
 TOTAL = 97_887 << 20

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seatfleet.core.modelconfig import UnknownModelError, parse_config
-from seatfleet.core.planner import (
+from seatfleet.core.inventory.seat import Seat, Speculative
+from seatfleet.core.model.modelconfig import UnknownModelError, parse_config
+from seatfleet.core.model.planner import (
     Chunk,
     Engine,
     Fixed,
@@ -31,7 +32,6 @@ from seatfleet.core.planner import (
     parse_version,
     plan,
 )
-from seatfleet.core.seat import Seat, Speculative
 from seatfleet.core.units import GIB, MIB
 
 DATA = Path(__file__).parent / "data"

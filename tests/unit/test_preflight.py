@@ -11,9 +11,9 @@ import pytest
 import yaml
 from fake_host import CAPTURES, fake_host, recorded_host
 
-from seatfleet.core.gpus import DETAILS, QUERY
-from seatfleet.core.hostfacts import LocalHost, read_facts
-from seatfleet.core.preflight import (
+from seatfleet.core.host.gpus import DETAILS, QUERY
+from seatfleet.core.host.hostfacts import LocalHost, read_facts
+from seatfleet.core.host.preflight import (
     FAIL,
     OK,
     UNKNOWN,

@@ -17,10 +17,10 @@ from probe_stub import CGROUP, KEY, Answer, FakeHost, StubSeat, manifest_for
 
 from seatfleet.clients.probe import Options, probe
 from seatfleet.clients.vllm import Limits, SeatClient
-from seatfleet.core import probe_report as codes
-from seatfleet.core.manifest import Manifest, Speculation
-from seatfleet.core.probe_report import Report
-from seatfleet.core.sockets import Owner
+from seatfleet.core.health import probe_report as codes
+from seatfleet.core.health.probe_report import Report
+from seatfleet.core.host.sockets import Owner
+from seatfleet.core.seat.manifest import Manifest, Speculation
 
 # Far above what a healthy stub needs on a loaded machine; a hung one costs its test this much.
 LIMITS = Limits(connect=2.0, get=2.0, token=1.5, request=8.0)

@@ -14,12 +14,12 @@ from probe_stub import KEY, StubSeat
 from seatfleet.clients.evidence import KEPT, keep
 from seatfleet.clients.systemd import parse_show
 from seatfleet.clients.vllm import Kind, Limits, SeatClient, SeatError
-from seatfleet.core import probe_report
-from seatfleet.core.declared import compare, parse_non_default_args, same
-from seatfleet.core.manifest import load_manifest, read_api_key
-from seatfleet.core.probe_report import Check, Report
+from seatfleet.core.health import probe_report
+from seatfleet.core.health.declared import compare, parse_non_default_args, same
+from seatfleet.core.health.probe_report import Check, Report
+from seatfleet.core.host.sockets import Owner, cgroup_of, in_cgroup, listeners
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.sockets import Owner, cgroup_of, in_cgroup, listeners
+from seatfleet.core.seat.manifest import load_manifest, read_api_key
 
 MANIFEST: dict[str, Any] = {
     "format": 1,
@@ -265,7 +265,7 @@ def test_table_has_a_line_per_seat_and_every_cause() -> None:
 
 
 def test_prometheus_text_is_read_back_by_our_own_parser() -> None:
-    from seatfleet.core.metrics import parse
+    from seatfleet.core.health.metrics import parse
 
     made = report(Check("x", "fail", evidence="it broke", exit=9))
     made.acceptance = {"count": {"al": 2.5}}

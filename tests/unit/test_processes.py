@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.processes import PROPERTIES, cgroup_pids, parse_show, read_process, read_seat
+from seatfleet.core.host.processes import PROPERTIES, cgroup_pids, parse_show, read_process, read_seat
 
 UNIT = "vllm-seat-flash-next.service"
 GROUP = f"/system.slice/{UNIT}"

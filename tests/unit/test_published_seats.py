@@ -17,9 +17,9 @@ import yaml
 from seat_examples import CUDA_RELEASE, GB10, RTX, SPARK_RELEASE, model
 
 from seatfleet.clients.inventory import read_inventory
-from seatfleet.core.fleet import check_fleet
-from seatfleet.core.render import HostClass, ReleaseRef, seat_environment, vllm_config
-from seatfleet.core.seat import Seat
+from seatfleet.core.inventory.fleet import check_fleet
+from seatfleet.core.inventory.seat import Seat
+from seatfleet.core.seat.render import HostClass, ReleaseRef, seat_environment, vllm_config
 from seatfleet.core.units import GIB
 
 PROJECT = Path(__file__).resolve().parents[2]

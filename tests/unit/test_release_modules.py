@@ -16,8 +16,8 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from small_release import PRISTINE, add_tiny_pip, fill, release_of
 
-from seatfleet.core import models
-from seatfleet.core.locks import format_lock
+from seatfleet.core.model import models
+from seatfleet.core.release.locks import format_lock
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODULES = "ansible_collections.seatfleet.fleet.plugins.modules"

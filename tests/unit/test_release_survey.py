@@ -10,7 +10,7 @@ import yaml
 
 from seatfleet.clients import release_survey
 from seatfleet.clients.release_survey import Use, environment_names, read_candidate, survey, uses
-from seatfleet.core.locks import Lock, Pin, Target
+from seatfleet.core.release.locks import Lock, Pin, Target
 
 ENVS = """
 from typing import Any, Callable

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from seatfleet.core import releases
-from seatfleet.core.locks import Lock, Pin, Target, format_lock
-from seatfleet.core.patches import FileChange, Patch, Series
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.releases import Release
+from seatfleet.core.release import releases
+from seatfleet.core.release.locks import Lock, Pin, Target, format_lock
+from seatfleet.core.release.patches import FileChange, Patch, Series
+from seatfleet.core.release.releases import Release
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOCK = Lock(Target(11, "x86_64", 36), (Pin("vllm", "1.0", "ab" * 32, "vllm-1.0-py3-none-any.whl", 9, "index"),))

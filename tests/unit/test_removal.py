@@ -10,10 +10,10 @@ from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.removal import remove
-from seatfleet.core.render import render
-from seatfleet.core.rollout import roll_out
-from seatfleet.core.staging import stage_host
+from seatfleet.core.seat.removal import remove
+from seatfleet.core.seat.render import render
+from seatfleet.core.seat.rollout import roll_out
+from seatfleet.core.seat.staging import stage_host
 
 SEAT, OTHER = "lab-oracle", "lab-dense"
 KEYS = {SEAT: "sk-seat-1", OTHER: "sk-seat-2"}

@@ -9,13 +9,13 @@ import pytest
 from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
-from seatfleet.core import generations
-from seatfleet.core.generations import GenerationError
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.render import Generation, ModelRef, ReleaseRef, render
-from seatfleet.core.rollback import field_lines, load, target
-from seatfleet.core.rollout import foresee, roll_out
-from seatfleet.core.staging import stage_host
+from seatfleet.core.seat import generations
+from seatfleet.core.seat.generations import GenerationError
+from seatfleet.core.seat.render import Generation, ModelRef, ReleaseRef, render
+from seatfleet.core.seat.rollback import field_lines, load, target
+from seatfleet.core.seat.rollout import foresee, roll_out
+from seatfleet.core.seat.staging import stage_host
 
 SEAT = "lab-oracle"
 KEYS = {SEAT: "sk-seat-1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
 from seat_examples import CPU, RELEASE, RTX, TINY, seat
 
-from seatfleet.core import generations
-from seatfleet.core.decision import Action
+from seatfleet.core.host.processes import Process
+from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.processes import Process
-from seatfleet.core.render import Generation, render
-from seatfleet.core.rollout import Outcome, foresee, roll_out, summary_line
-from seatfleet.core.sockets import Owner
-from seatfleet.core.staging import stage_host, unmanaged
+from seatfleet.core.seat import generations, rollout
+from seatfleet.core.seat.decision import Action
+from seatfleet.core.seat.render import Generation, render
+from seatfleet.core.seat.rollout import Outcome, foresee, roll_out, summary_line
+from seatfleet.core.seat.staging import stage_host, unmanaged
 from seatfleet.core.units import GIB
 
 SEAT = "lab-oracle"
@@ -424,6 +425,70 @@ def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
     test_a_controller_killed_anywhere_is_put_right_by_the_next_run(machine, killed_at, monkeypatch)
     machine.behaviour[THIRD.name] = BAD
     assert deploy(machine, THIRD).returned_to == NEW.name
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+OTHER_UNIT = generation(kv_cache_memory="128MiB", probe={"canary": "golden", "ready_timeout_s": 900})
+
+
+@pytest.mark.parametrize(("what", "wanted"), [("generations.point", NEW), ("write_atomic", OTHER_UNIT)])
+def test_a_disk_that_is_full_after_the_stop_brings_back_what_served(
+    machine: FakeMachine, what: str, wanted: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red without the OSError in Rollout._exchange: the module ended with a traceback and the seat was stopped."""
+    deploy(machine, OLD)
+    stage_host([wanted], KEYS, check=False, root=machine.paths.root)
+    owner, name = (generations, "point") if what == "generations.point" else (rollout, what)
+    real = getattr(owner, name)
+
+    def full(path: Path, *rest: Any) -> None:
+        # A link that is right already, or the way back to it, needs no room.
+        if wanted.name in rest or path.suffix == ".service":
+            raise FULL
+        real(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full)
+        (outcome,) = roll_out(machine, [wanted], KEYS, machine.paths.root)
+    assert (outcome.generation, outcome.returned_to) == (OLD.name, OLD.name)
+    assert outcome.failure is not None and "No space left on device" in outcome.failure
+    assert deploy(machine, wanted).generation == wanted.name
+    assert deploy(machine, wanted).changed is False
+
+
+def test_a_proven_generation_that_cannot_be_marked_so_serves_and_is_proven_by_the_next_run(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy(machine, OLD)
+
+    def full(*_: Any) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "mark_good", full)
+        outcome = deploy(machine, NEW)
+    assert (outcome.generation, outcome.returned_to) == (NEW.name, None)
+    assert outcome.failure is not None and "cannot be marked so" in outcome.failure
+    outcome = deploy(machine, NEW)
+    assert (outcome.action, outcome.failure) == (Action.VERIFY, None)
+    assert deploy(machine, NEW).changed is False
+
+
+def test_a_repair_on_a_full_disk_says_so_and_touches_nothing_that_runs(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy(machine, OLD)
+    machine.paths.unit.write_text("[Unit]\n")
+
+    def full(*_: Any) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout, "write_atomic", full)
+        outcome = deploy(machine, OLD)
+    assert outcome.generation == OLD.name
+    assert outcome.failure is not None and "No space left on device" in outcome.failure
+    assert deploy(machine, OLD).changed is True
 
 
 def test_what_comes_back_after_a_kill_is_not_its_own_way_back(

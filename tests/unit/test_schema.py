@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from seatfleet.core.inventory.schema import OWNED_ENV, OWNED_FLAGS, SEAT, Presets, load_seat, merge, read_seat
+from seatfleet.core.inventory.seat import Alias, Evidence, Probe, Speculative
 from seatfleet.core.problems import ProblemsError
-from seatfleet.core.schema import OWNED_ENV, OWNED_FLAGS, SEAT, Presets, load_seat, merge, read_seat
-from seatfleet.core.seat import Alias, Evidence, Probe, Speculative
 
 GOOD = """
 model: qwen3.8-flash-next

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from seatfleet.cli import main
-from seatfleet.core.catalogue import MODEL
-from seatfleet.core.schema import read_seat
-from seatfleet.core.schema_docs import fill_tables, json_schema, markdown_table
+from seatfleet.core.inventory.catalogue import MODEL
+from seatfleet.core.inventory.schema import read_seat
+from seatfleet.core.inventory.schema_docs import fill_tables, json_schema, markdown_table
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMITTED = PROJECT / "docs/seat.schema.json"

@@ -17,7 +17,7 @@ from fake_machine import BAD, FakeMachine
 from seat_examples import UUIDS, WRITTEN
 
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.render import load_generation
+from seatfleet.core.seat.render import load_generation
 
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = "ansible_collections.seatfleet.fleet.plugins"

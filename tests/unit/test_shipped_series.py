@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from seatfleet.core import installs, patches
-from seatfleet.core.patches import Series
-from seatfleet.core.releases import load_release, read_release
+from seatfleet.core.release import installs, patches
+from seatfleet.core.release.patches import Series
+from seatfleet.core.release.releases import load_release, read_release
 
 PROJECT = Path(__file__).resolve().parents[2]
 SERIES = {path.parent.name: path for path in sorted(PROJECT.glob("files/patches/*/series.yml"))}

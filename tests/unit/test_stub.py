@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.gateway_verdict import classify
-from seatfleet.core.stub import SeatStub
+from seatfleet.core.gateway.verdict import classify
+from seatfleet.core.seat.stub import SeatStub
 
 CALLBACK = Path(__file__).resolve().parents[2] / "roles/gateway/files/seatfleet_retry_after.py"
 

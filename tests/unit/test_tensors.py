@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core.tensors import INDEX, Checkpoint, Need, Tensor, check, is_ignored, needs_of, read_checkpoint
+from seatfleet.core.model.tensors import INDEX, Checkpoint, Need, Tensor, check, is_ignored, needs_of, read_checkpoint
 
 MTP = [f"mtp.layers.0.mlp.experts.{number}.down_proj" for number in range(3)]
 

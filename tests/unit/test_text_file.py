@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 from collections.abc import Callable
@@ -40,6 +41,21 @@ def test_a_file_is_written_once_and_kept(run: Run, tmp_path: Path) -> None:
     assert again["changed"]
     assert "mode 0600" in again["diff"]["before_header"]
     assert oct(file.stat().st_mode)[-3:] == "644"
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_old_text_stays(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.conf"
+    run(path=str(file), content="one\n")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(importlib.import_module(NAME), "write_atomic", full)
+    told = run(path=str(file), content="two\n")["msg"]
+    assert told.startswith(f"{file}: the new text could not be written: [Errno 28]")
+    assert file.read_text() == "one\n"
 
 
 def test_check_mode_shows_and_writes_nothing(run: Run, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from seatfleet.core import models
+from seatfleet.core.model import models
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUILDER = PROJECT / "lab/models/build.py"

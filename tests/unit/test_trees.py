@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatfleet.clients import trees, wheelhouse, wheels
-from seatfleet.core.locks import Lock, Target
+from seatfleet.core.release.locks import Lock, Target
 
 NAME = "vllm-1.0-cp311-x86_64"
 FILES = {"vllm/a.py": b"a = 1\n", "vllm/b.json": b"{}", "vllm/_C.so": b"\x7fELF"}

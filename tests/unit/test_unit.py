@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatfleet.core.unit import START_LIMIT_BURST, UnitSpec, exec_start, render_unit, start_window_s
+from seatfleet.core.seat.unit import START_LIMIT_BURST, UnitSpec, exec_start, render_unit, start_window_s
 
 SPEC = UnitSpec("flash-next", "vLLM seat flash-next: tiny on port 8022", 8022, ready_timeout_s=600, stop_timeout_s=120)
 GPU = UnitSpec("a", "d", 8031, 1800, 120, devices=("char-nvidia*",), capabilities=("CAP_SYS_PTRACE",))

@@ -12,8 +12,8 @@ from seatfleet.clients import wheelhouse, wheels
 from seatfleet.clients.project import cache_root, project_root, wheel_directories
 from seatfleet.clients.wheelhouse import Shim, WheelhouseError
 from seatfleet.core.files import sha256_file
-from seatfleet.core.locks import Lock, Pin, Target, format_lock
 from seatfleet.core.problems import ProblemsError
+from seatfleet.core.release.locks import Lock, Pin, Target, format_lock
 
 TARGET = Target(11, "x86_64", 36)
 SHIM = Shim("vllm", "1.0+cpu", "other==1.0")

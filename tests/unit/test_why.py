@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatfleet.cli import main
-from seatfleet.core.why import Known, failed_probe, failed_start, starts, text
+from seatfleet.core.report.why import Known, failed_probe, failed_start, starts, text
 
 RECORDED = Path(__file__).parent / "data" / "journal"
 MEMORY = Known("M9", "not enough memory", "give it less", ("repository#1",))
@@ -122,7 +122,7 @@ def test_a_known_failure_is_named_with_what_to_do(tmp_path: Path, capsys: pytest
     assert main(["why", "a", "--journal", str(file), "--json"]) == 0
     (failure,) = json.loads(capsys.readouterr().out)["failures"]
     assert failure["cause"].startswith("OSError: [Errno 98] Address already in use")
-    assert failure["known"], "no entry of core/known_failures.py finds a port that is taken"
+    assert failure["known"], "no entry of core/report/known_failures.py finds a port that is taken"
     assert failure["known"][0]["advice"]
 
 

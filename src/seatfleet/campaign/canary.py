@@ -15,8 +15,8 @@ from ..clients.probe import Host, Options
 from ..clients.probe.canary import check_canary, check_canary_deep
 from ..clients.probe.session import Session, Stop
 from ..clients.vllm import SeatClient, SeatError
-from ..core.manifest import Manifest
-from ..core.probe_report import Report
+from ..core.health.probe_report import Report
+from ..core.seat.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, median
 
-from ..core import acceptance as core
+from ..core.health import acceptance as core
 from . import stats
 from .definition import Arm, Definition
 from .observe import Cell, pooled_acceptance, tokens_per_chunk

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.host import meminfo
 from .telemetry import number
 
 MIB = 1 << 20
@@ -56,7 +57,7 @@ def facts(gpus: Sequence[str] = ()) -> dict[str, Any]:
         "cpu": _first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.*)$") or platform.machine(),
         "cores": os.cpu_count(),
         "governor": governor,
-        "memory_kib": _first_match(Path("/proc/meminfo"), r"^MemTotal:\s*(\d+) kB"),
+        "memory_kib": _first_match(meminfo.PATH, r"^MemTotal:\s*(\d+) kB"),
     }
 
 
@@ -101,11 +102,10 @@ def look(gpus: Sequence[str] = ()) -> Calm:
     rows = _smi(("memory.used", "temperature.gpu"), gpus)
     used = [value for row in rows if (value := number(row["memory.used"])) is not None]
     heat = [value for row in rows if (value := number(row["temperature.gpu"])) is not None]
-    available = _first_match(Path("/proc/meminfo"), r"^MemAvailable:\s*(\d+) kB")
     return Calm(
         gpu_used_mib=sum(used) if used else None,
         gpu_temp_c=max(heat, default=None),
-        host_available_mib=int(available) / 1024 if available else None,
+        host_available_mib=meminfo.available() / MIB,
     )
 
 

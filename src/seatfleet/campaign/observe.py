@@ -14,9 +14,9 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from ..core import acceptance
-from ..core.acceptance import Acceptance
-from ..core.metrics import CounterReset, MetricsError, Page, delta
+from ..core.health import acceptance
+from ..core.health.acceptance import Acceptance
+from ..core.health.metrics import CounterReset, MetricsError, Page, delta
 from .amortization import step_ms
 from .load import Request
 

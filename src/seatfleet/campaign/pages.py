@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx
 
-from ..core.metrics import Page, parse
+from ..core.health.metrics import Page, parse
 from .load import Target
 from .observe import SUCCESS
 from .parity import refuse_busy

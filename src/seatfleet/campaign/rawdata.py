@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.metrics import Page, parse
+from ..core.health.metrics import Page, parse
 from .load import CellRun, request_from_json
 from .observe import Cell, read_counters
 from .schedule import Slot, number_slots

@@ -23,9 +23,9 @@ import httpx
 from ..clients.probe import Host, Options, probe
 from ..clients.probe.identity import CACHE_CONFIG, kv_cache_tokens
 from ..clients.vllm import Limits, SeatClient, SeatError
-from ..core.manifest import Manifest
-from ..core.metrics import MetricsError, boot_identity
-from ..core.probe_report import EXIT_READY
+from ..core.health.metrics import MetricsError, boot_identity
+from ..core.health.probe_report import EXIT_READY
+from ..core.seat.manifest import Manifest
 from . import host as machine
 from . import observe, parity
 from .canary import Answers, check_answers

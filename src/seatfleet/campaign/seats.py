@@ -19,9 +19,9 @@ import yaml
 
 from ..clients.probe import Host, SystemHost
 from ..clients.systemd import UnitState
-from ..core.flow_yaml import dump_mapping
-from ..core.manifest import Manifest, Speculation
-from ..core.sockets import cgroup_of
+from ..core.host.sockets import cgroup_of
+from ..core.seat.flow_yaml import dump_mapping
+from ..core.seat.manifest import Manifest, Speculation
 from .parity import ArmConfig, Deployment, digest
 
 STOP_LIMIT_S = 60.0

@@ -22,14 +22,14 @@ import yaml
 
 from ..clients.probe import Host, SystemHost
 from ..clients.systemd import read_journal, read_unit
-from ..core.flow_yaml import dump_mapping
-from ..core.generations import EVIDENCE_FILE
-from ..core.machine import LocalMachine
-from ..core.manifest import Manifest, read_api_key
+from ..core.host.machine import LocalMachine
+from ..core.host.processes import SeatState, UnitState
 from ..core.paths import CACHE, SEATS, SeatPaths, unit_name
-from ..core.processes import SeatState, UnitState
-from ..core.render import GENERATION_VARIABLE, RELEASE_VARIABLE, render_environment
-from ..core.rollout import RolloutError
+from ..core.seat.flow_yaml import dump_mapping
+from ..core.seat.generations import EVIDENCE_FILE
+from ..core.seat.manifest import Manifest, read_api_key
+from ..core.seat.render import GENERATION_VARIABLE, RELEASE_VARIABLE, render_environment
+from ..core.seat.rollout import RolloutError
 from .parity import ArmConfig, Deployment, Refusal, canonical_env
 from .seats import CACHE_FOLDERS, STOP_LIMIT_S, SeatFailed, arm_manifest, engine_config, model_digest
 
@@ -42,7 +42,7 @@ _CACHE_VARIABLES = {**CACHE_FOLDERS, "XDG_CACHE_HOME": "xdg"}
 
 
 class Machine(Protocol):
-    """What is needed of :class:`seatfleet.core.machine.LocalMachine`."""
+    """What is needed of :class:`seatfleet.core.host.machine.LocalMachine`."""
 
     def unit_state(self, unit: str) -> UnitState:
         """Ask systemd about a unit."""

@@ -2,7 +2,7 @@
 
 Semantics are those of LiteLLM 1.106.12 with a database (docs/gateway.md). Three promises: a secret is never part of a
 URL or of a message (keys are named by their SHA-256), a refused request becomes a :class:`GatewayError` with a sentence
-from :mod:`seatfleet.core.gateway_verdict`, and only failed connection attempts are repeated (a request that may have
+from :mod:`seatfleet.core.gateway.verdict`, and only failed connection attempts are repeated (a request that may have
 arrived is not).
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from ..core.gateway_keys import KeyState, key_hash
-from ..core.gateway_state import LiveDeployment
-from ..core.gateway_verdict import Verdict, classify
+from ..core.gateway.keys import KeyState, key_hash
+from ..core.gateway.state import LiveDeployment
+from ..core.gateway.verdict import Verdict, classify
 
 # A parsed JSON value; what is expected of it is checked where it is read.
 Json = Any

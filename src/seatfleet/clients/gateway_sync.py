@@ -1,4 +1,4 @@
-"""Carry out what :mod:`seatfleet.core.gateway_state` and :mod:`seatfleet.core.gateway_keys` plan, and prove it.
+"""Carry out what :mod:`seatfleet.core.gateway.state` and :mod:`seatfleet.core.gateway.keys` plan, and prove it.
 
 Order and safety: a deployment is replaced by a second one that is proven before the first is deleted; key lists are
 read, changed and written under a lock on this controller, and read again after a settling time, because another
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.gateway_keys import (
+from ..core.gateway.keys import (
     GRANTS_FIELD,
     LIFETIME_FIELD,
     NO_MODELS,
@@ -31,7 +31,7 @@ from ..core.gateway_keys import (
     lost_aliases,
     plan_keys,
 )
-from ..core.gateway_state import (
+from ..core.gateway.state import (
     MANAGED_BY,
     AliasPlan,
     LiveDeployment,
@@ -42,8 +42,8 @@ from ..core.gateway_state import (
     plan_close,
     plan_removal,
 )
-from ..core.gateway_verdict import STOPPED, Cell, Verdict, judge
-from ..core.gateway_versions import version_problem
+from ..core.gateway.verdict import STOPPED, Cell, Verdict, judge
+from ..core.gateway.versions import version_problem
 from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
 from .gateway_lock import LockTimeoutError, gateway_lock
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from ..core import tensors
 from ..core.files import CHUNK, pretty_json, sha256_file, sync_directory, umask, write_atomic
-from ..core.models import MANIFEST, RESERVE, File, Manifest, compare
+from ..core.model import tensors
+from ..core.model.models import MANIFEST, RESERVE, File, Manifest, compare
 from ..core.problems import Problem, ProblemsError
 from ..core.units import format_gib
 from .hub import Hub, HubError

@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 from urllib.parse import unquote
 
 from ..core.files import CHUNK
-from ..core.models import Manifest
+from ..core.model.models import Manifest
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 

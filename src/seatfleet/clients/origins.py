@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ..core.kinds import is_template
+from ..core.inventory.kinds import is_template
 from ..core.problems import Problem
 
 VariablePath = tuple[str, ...]

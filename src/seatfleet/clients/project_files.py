@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from ..core.patches import Series, load_series
 from ..core.problems import Problem, ProblemsError
+from ..core.release.patches import Series, load_series
 
 
 class ProjectFiles:
-    """The files below ``root``, as :class:`seatfleet.core.fleet.ProjectFiles` asks for them."""
+    """The files below ``root``, as :class:`seatfleet.core.inventory.fleet.ProjectFiles` asks for them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core import patch_survey, patches, render
-from ..core.locks import Lock
-from ..core.patch_survey import Finding
-from ..core.render_host import load_seats
-from ..core.schema import Presets
-from ..core.seat import Seat
+from ..core.inventory.schema import Presets
+from ..core.inventory.seat import Seat
+from ..core.release import patch_survey, patches
+from ..core.release.locks import Lock
+from ..core.release.patch_survey import Finding
+from ..core.seat import render
+from ..core.seat.render_host import load_seats
 
 # Where vLLM declares options by hand, and the classes whose fields become options.
 _OPTION_FILES = ("vllm/engine/arg_utils.py", "vllm/entrypoints")

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ..core.locks import Lock, Pin, format_lock
+from ..core.release.locks import Lock, Pin, format_lock
 from . import wheelhouse
 from .wheelhouse import Report
 

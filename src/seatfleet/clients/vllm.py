@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-from ..core.metrics import MetricsError, Page, parse
+from ..core.health.metrics import MetricsError, Page, parse
 
 
 class Kind(Enum):

@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from ..core.files import sha256_file
-from ..core.locks import Lock, Origin, Pin, Target, format_lock
 from ..core.problems import Problem, ProblemsError
+from ..core.release.locks import Lock, Origin, Pin, Target, format_lock
 from ..core.units import format_gib
 from . import wheels
 

@@ -316,7 +316,7 @@ def _redo(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from seatfleet.campaign.bench import bench, bench_text
     from seatfleet.campaign.definition import SHAPES
-    from seatfleet.core.manifest import read_api_key
+    from seatfleet.core.seat.manifest import read_api_key
 
     shapes = args.shapes.split(",")
     problems = [

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.exporter import Drafter
-from ..core.status import SeatStatus
+from ..core.report.exporter import Drafter
+from ..core.report.status import SeatStatus
 from ..core.units import parse_size
 
 HELP = "on a host: write the state of its seats as Prometheus text"
@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from ..clients.evidence import write_atomic
-    from ..core.exporter import prometheus_text, samples
-    from ..core.host_status import host_status
-    from ..core.machine import LocalMachine
-    from ..core.machine_facts import memory_available
-    from ..core.status import gateway_evidence
+    from ..core.host import meminfo
+    from ..core.host.machine import LocalMachine
+    from ..core.report.exporter import prometheus_text, samples
+    from ..core.report.host_status import host_status
+    from ..core.report.status import gateway_evidence
 
     statuses = host_status(LocalMachine(), args.host, None)
     proof, proven_at = gateway_evidence()
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             statuses,
             _drafters(statuses),
             now=time.time(),
-            memory=(memory_available(), args.memory_floor),
+            memory=(meminfo.available(), args.memory_floor),
             proof=proof,
             proven_at=proven_at,
         )
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _drafters(statuses: Sequence[SeatStatus]) -> dict[str, Drafter]:
     """Return how each seat speculates, from the manifest of its current generation; others are left out."""
-    from ..core.generations import link_target, read_manifest
     from ..core.paths import SeatPaths
+    from ..core.seat.generations import link_target, read_manifest
 
     found = {}
     for status in statuses:

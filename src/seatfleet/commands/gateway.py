@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from seatfleet.clients.gateway import Gateway
-    from seatfleet.core.gateway_keys import KeyState
+    from seatfleet.core.gateway.keys import KeyState
 
 HELP = "who may call which alias at the gateway"
 Row = Sequence[str]
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _who(gateway: Gateway, args: argparse.Namespace) -> list[Row]:
-    from seatfleet.core.gateway_keys import who_can_call
+    from seatfleet.core.gateway.keys import who_can_call
 
     deployments, keys = gateway.list_deployments(), gateway.list_keys()
     served = {item.alias for item in deployments}
@@ -90,7 +90,7 @@ def _aliases(gateway: Gateway, _: argparse.Namespace) -> list[Row]:
 
 
 def _keys(gateway: Gateway, _: argparse.Namespace) -> list[Row]:
-    from seatfleet.core.gateway_keys import ghosts
+    from seatfleet.core.gateway.keys import ghosts
 
     keys = gateway.list_keys()
     names = {item.alias for item in gateway.list_deployments()} | set(gateway.access_groups())

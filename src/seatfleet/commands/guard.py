@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..core.host import meminfo
+
 HELP = "guard the memory of a host with unified memory"
 
 
@@ -20,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="guard_verb", metavar="VERB", required=True)
     run_ = verbs.add_parser("run", help="watch, and kill a seat at the floor")
     run_.add_argument("--config", type=Path, required=True, metavar="FILE", help="JSON with floor and seats")
-    run_.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"), metavar="FILE", help="replayed memory")
+    run_.add_argument("--meminfo", type=Path, default=meminfo.PATH, metavar="FILE", help="replayed memory")
     verbs.add_parser("status", help="which seats were killed")
     clear = verbs.add_parser("clear", help="forget that a seat was killed")
     clear.add_argument("seat")
@@ -28,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the verbs."""
-    from seatfleet.core import guard
+    from seatfleet.core.host import guard
     from seatfleet.core.paths import GUARDED
     from seatfleet.core.problems import Problem, ProblemsError
 

@@ -84,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
 def _judge(path: Path) -> int:
     import hashlib
 
-    from seatfleet.core.headroom import Next, search, snippet, trials_from_json, unclean
+    from seatfleet.core.health.headroom import Next, search, snippet, trials_from_json, unclean
     from seatfleet.core.problems import Problem, ProblemsError
 
     content = read(path)
@@ -123,7 +123,7 @@ def _control(args: argparse.Namespace) -> SeatControl:
 
 def _python(control: SeatControl) -> Path | None:
     """Return the interpreter that the seat runs under."""
-    from seatfleet.core.render import RELEASE_VARIABLE
+    from seatfleet.core.seat.render import RELEASE_VARIABLE
 
     release = control.live().env.get(RELEASE_VARIABLE)
     return Path(release) / "bin/python" if release else None
@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace) -> int:
     from seatfleet.campaign.parity import Refusal
     from seatfleet.campaign.runner import Interrupted
     from seatfleet.campaign.seats import SeatFailed
-    from seatfleet.core.headroom import PHASES
+    from seatfleet.core.health.headroom import PHASES
     from seatfleet.core.problems import Problem, ProblemsError
     from seatfleet.core.units import parse_size
     from seatfleet.headroom.hunt import Hunt

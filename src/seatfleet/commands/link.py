@@ -14,9 +14,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve or follow until the process is ended; 1 when it cannot."""
-    from seatfleet.core.link import LinkError
-    from seatfleet.core.link_host import keep
+    from seatfleet.core.host.link import keep
     from seatfleet.core.paths import SeatPaths
+    from seatfleet.core.seat.link import LinkError
 
     try:
         keep(SeatPaths(args.seat), lambda text: print(text, flush=True))

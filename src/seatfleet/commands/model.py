@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from seatfleet.core.models import Manifest
-    from seatfleet.core.tensors import Need
+    from seatfleet.core.model.models import Manifest
+    from seatfleet.core.model.tensors import Need
 
 HELP = "manifests and files of models"
 # Not needed to serve, and different at every visit to the hub's page.
@@ -107,7 +107,7 @@ def _fetch(args: argparse.Namespace) -> None:
     from seatfleet.clients import model_fetch
     from seatfleet.clients.hub import Hub
     from seatfleet.clients.project import cache_root
-    from seatfleet.core.tensors import needs_of
+    from seatfleet.core.model.tensors import needs_of
 
     project = _project(args)
     mirror = cache_root() / "mirror"
@@ -134,8 +134,8 @@ def _refuse_revision(path: str, name: str, wanted: str, seen: str) -> None:
 
 
 def _manifest(args: argparse.Namespace) -> None:
-    from seatfleet.core import models
     from seatfleet.core.files import pretty_json
+    from seatfleet.core.model import models
 
     measured = models.measure(args.directory, args.name or args.directory.resolve().name, args.revision)
     text = pretty_json(models.load_manifest(measured.to_mapping(), str(args.directory)).to_mapping())
@@ -146,7 +146,7 @@ def _manifest(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
-    from seatfleet.core import models
+    from seatfleet.core.model import models
     from seatfleet.core.problems import ProblemsError
 
     manifest = _read(args.manifest)
@@ -156,7 +156,7 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _tensors(args: argparse.Namespace) -> None:
-    from seatfleet.core import tensors
+    from seatfleet.core.model import tensors
     from seatfleet.core.problems import ProblemsError
 
     checkpoint, problems = tensors.read_checkpoint(args.directory)
@@ -169,7 +169,7 @@ def _tensors(args: argparse.Namespace) -> None:
 
 def _needs(args: argparse.Namespace) -> list[Need]:
     from seatfleet.clients.model_fetch import catalogue_entry
-    from seatfleet.core.tensors import Need, needs_of
+    from seatfleet.core.model.tensors import Need, needs_of
 
     named = needs_of(catalogue_entry(_project(args), args.name)) if args.name else []
     parts = [written.partition("=") for written in args.need]
@@ -178,7 +178,7 @@ def _needs(args: argparse.Namespace) -> list[Need]:
 
 def _serve(args: argparse.Namespace) -> None:
     from seatfleet.clients.model_server import ModelServer
-    from seatfleet.core.models import MANIFEST
+    from seatfleet.core.model.models import MANIFEST
 
     manifest = _read(args.directory / MANIFEST)
     server = ModelServer((args.address, args.port), args.directory, f"local/{manifest.name}", manifest)
@@ -197,7 +197,7 @@ def _receive(args: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> Manifest:
-    from seatfleet.core.models import load_manifest
+    from seatfleet.core.model.models import load_manifest
     from seatfleet.core.problems import Problem, ProblemsError
 
     try:

@@ -29,10 +29,10 @@ from typing import Any
 
 import yaml
 
-from seatfleet.core import kv_oracle, patch_survey, patches, unified_diff
-from seatfleet.core.patches import PatchError, Reader, Series
 from seatfleet.core.problems import Problem
-from seatfleet.core.releases import MARKER, SERIES
+from seatfleet.core.release import kv_oracle, patch_survey, patches, unified_diff
+from seatfleet.core.release.patches import PatchError, Reader, Series
+from seatfleet.core.release.releases import MARKER, SERIES
 
 HELP = "apply, verify and port patch series"
 SELFTEST_TIMEOUT_S = 180

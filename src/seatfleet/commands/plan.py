@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seatfleet.core.planner import Engine, Layout, Plan
+    from seatfleet.core.model.planner import Engine, Layout, Plan
 
 HELP = "compute how many tokens a KV cache of given size holds"
 
@@ -59,7 +59,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _engine(args: argparse.Namespace) -> Engine:
-    from seatfleet.core.planner import Engine, parse_version
+    from seatfleet.core.model.planner import Engine, parse_version
     from seatfleet.core.problems import Problem, ProblemsError
 
     version = parse_version(args.vllm)
@@ -101,8 +101,8 @@ def describe(layout: Layout, found: Plan, longest: int, needed: int) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; 1 when one request of full length does not fit, 2 when it cannot be computed."""
-    from seatfleet.core.modelconfig import UnknownModelError, parse_config
-    from seatfleet.core.planner import PlanError, largest_length, layout_of, least_bytes, plan
+    from seatfleet.core.model.modelconfig import UnknownModelError, parse_config
+    from seatfleet.core.model.planner import PlanError, largest_length, layout_of, least_bytes, plan
     from seatfleet.core.problems import Problem, ProblemsError
     from seatfleet.core.units import parse_size
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from seatfleet.core.probe_report import EXIT_INTERNAL, LEVELS
+from seatfleet.core.health.probe_report import EXIT_INTERNAL, LEVELS
 
 HELP = "prove that a running seat works and is the one that was declared"
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from seatfleet.clients.evidence import keep, write_atomic
     from seatfleet.clients.probe import Options, SystemHost, probe
     from seatfleet.clients.vllm import Limits, SeatClient
-    from seatfleet.core.manifest import load_manifest, read_api_key
-    from seatfleet.core.probe_report import prometheus_text, table
+    from seatfleet.core.health.probe_report import prometheus_text, table
+    from seatfleet.core.seat.manifest import load_manifest, read_api_key
 
     manifest = load_manifest(args.manifest)
     key = read_api_key(manifest.api_key_file) if manifest.api_key_file else None
@@ -64,9 +64,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"seatctl probe: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_INTERNAL
     result = report.as_json()
-    if args.evidence:
-        keep(args.evidence, result)
-    if args.prometheus:
-        write_atomic(args.prometheus, prometheus_text(result, time.time()))
     print(json.dumps(result, indent=2) if args.json else table([result]))
+    try:
+        if args.evidence:
+            keep(args.evidence, result)
+        if args.prometheus:
+            write_atomic(args.prometheus, prometheus_text(result, time.time()))
+    except OSError as error:
+        # A full disk says nothing about the seat.
+        print(f"seatctl probe: the report was not kept: {error}", file=sys.stderr)
     return report.exit

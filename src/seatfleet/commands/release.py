@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(project: Path, args: argparse.Namespace) -> int:
     from seatfleet.clients import project as places
     from seatfleet.clients import trees, wheelhouse
-    from seatfleet.core.locks import parse_lock
     from seatfleet.core.problems import ProblemsError
+    from seatfleet.core.release.locks import parse_lock
 
     directory = project / "files/locks"
     recipes = _named(wheelhouse.load_recipes(directory / "locks.yml"), args.names)
@@ -104,8 +104,8 @@ def _survey(project: Path, args: argparse.Namespace) -> int:
     from seatfleet.clients import project as places
     from seatfleet.clients import release_survey, trees
     from seatfleet.clients.inventory import read_inventory
-    from seatfleet.core import patches
-    from seatfleet.core.locks import parse_lock
+    from seatfleet.core.release import patches
+    from seatfleet.core.release.locks import parse_lock
 
     tree = args.tree or trees.newest("vllm", args.version, places.cache_root(), _say)
     candidate = release_survey.read_candidate(tree)

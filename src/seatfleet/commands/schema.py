@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..core.schema_docs import json_schema_text
+from ..core.inventory.schema_docs import json_schema_text
 
 HELP = "print the JSON Schema of seats, for editors"
 

@@ -19,9 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Settle the seat; always 0, so that a start is never prevented."""
-    from seatfleet.core.generations import link_target, settle
-    from seatfleet.core.machine import LocalMachine
+    from seatfleet.core.host.machine import LocalMachine
     from seatfleet.core.paths import SeatPaths
+    from seatfleet.core.seat.generations import link_target, settle
 
     paths = SeatPaths(args.seat)
     if LocalMachine().start_under_way():

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.problems import Problem, ProblemsError
-from ..core.status import table
-from ..core.status_page import page
+from ..core.report.status import table
+from ..core.report.status_page import page
 
 HELP = "show a state file of playbooks/status.yml as a table, JSON or an HTML page"
 

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until the process is ended."""
-    from seatfleet.core.stub import SeatStub
+    from seatfleet.core.seat.stub import SeatStub
 
     with SeatStub(args.port, args.retry_after) as server:
         server.serve_forever()

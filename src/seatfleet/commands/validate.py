@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..clients.inventory import read_inventory
 from ..clients.project_files import ProjectFiles
-from ..core.fleet import Report, Unchecked, check_fleet, kv_fit
-from ..core.seat import Seat
+from ..core.inventory.fleet import Report, Unchecked, check_fleet, kv_fit
+from ..core.inventory.seat import Seat
 from ..core.units import format_size
 
 HELP = "check the inventory: every problem at once, with file and line"

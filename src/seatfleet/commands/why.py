@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.problems import Problem, ProblemsError
-from ..core.why import Known
+from ..core.report.why import Known
 
 HELP = "on a host: the first cause of a seat's last failure, and what is known of it"
 # About a dozen starts of vLLM; a crash loop writes that within half an hour.
@@ -30,10 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 0 also when something failed, 2 when there is no such seat."""
-    from ..core.machine import LocalMachine
+    from ..core.host.machine import LocalMachine
     from ..core.paths import EVIDENCE, unit_name
-    from ..core.status import read_history, seats_on_disk
-    from ..core.why import failed_probe, failed_start, starts, text
+    from ..core.report.status import read_history, seats_on_disk
+    from ..core.report.why import failed_probe, failed_start, starts, text
 
     unit = unit_name(args.seat)
     if args.journal is None and args.seat not in (known := seats_on_disk()):
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def explain(lines: Sequence[str]) -> list[Known]:
     """Return the known failures that some lines look like, in the order of the lines."""
-    from ..core import known_failures
+    from ..core.report import known_failures
 
     return [
         Known(failure.id, failure.symptom, failure.explain or failure.prevent, failure.sources)
@@ -63,7 +63,7 @@ def explain(lines: Sequence[str]) -> list[Known]:
 
 
 def _journal(unit: str) -> list[str]:
-    from ..core.why import JOURNAL_FIELDS
+    from ..core.report.why import JOURNAL_FIELDS
 
     command = ["journalctl", "--no-pager", "--output=json", f"--output-fields={JOURNAL_FIELDS}", f"--unit={unit}"]
     command.append(f"--lines={JOURNAL_LINES}")

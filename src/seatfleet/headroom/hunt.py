@@ -17,8 +17,8 @@ from ..campaign.host import facts
 from ..campaign.parity import Deployment, canonical_settings
 from ..campaign.seats import SeatFailed
 from ..clients.evidence import write_atomic
-from ..core.headroom import Found, Next, Trial, search, settings_hash, snippet, unclean
-from ..core.tenants import APPS_QUERY, Tenant, names, parse_apps
+from ..core.health.headroom import Found, Next, Trial, search, settings_hash, snippet, unclean
+from ..core.host.tenants import APPS_QUERY, Tenant, names, parse_apps
 from ..core.units import GIB
 from .oracle import oracle
 from .prober import Prober

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.headroom import allocator_warnings
+from ..core.health.headroom import allocator_warnings
 
 _LIMIT_S = 120
 #: Asks for twice the card, which no driver grants, so nothing is taken from neighbours; prints what was counted.

@@ -24,7 +24,7 @@ from ..campaign.seats import SeatControl, SeatFailed
 from ..clients.probe import Host, Options, probe
 from ..clients.probe.canary import check_canary
 from ..clients.vllm import Completion, Limits, SeatClient, SeatError
-from ..core.headroom import (
+from ..core.health.headroom import (
     MIXED,
     PHASES,
     RAMP,
@@ -35,10 +35,10 @@ from ..core.headroom import (
     refuse_phase,
     refuse_step,
 )
-from ..core.journal import first_cause
-from ..core.manifest import Manifest
-from ..core.metrics import MetricsError
-from ..core.probe_report import EXIT_READY
+from ..core.health.metrics import MetricsError
+from ..core.health.probe_report import EXIT_READY
+from ..core.report.journal import first_cause
+from ..core.seat.manifest import Manifest
 from ..core.units import GIB
 from . import sampler
 from .prompts import Sized, sized

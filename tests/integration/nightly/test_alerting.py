@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from labrun import PROJECT
 
-from seatfleet.core.exporter import prometheus_text
+from seatfleet.core.report.exporter import prometheus_text
 
 CACHE = Path(os.environ.get("SEATFLEET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seatfleet")
 FILES = PROJECT / "files/observability/prometheus"

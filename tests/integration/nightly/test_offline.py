@@ -9,15 +9,15 @@ import pytest
 import yaml
 from labrun import LAB, PROJECT, Lab
 
-from seatfleet.core.releases import read_release
+from seatfleet.core.release.releases import read_release
 
 RELEASE = "0.32.0+cpu.1"
 MODEL = "tiny-oracle"
 ROOT = "/opt/vllm/cable-out"
 INSTALL = """
 import json, pathlib, sys
-from seatfleet.core.installs import Host, ensure
-from seatfleet.core.releases import examine, load_release
+from seatfleet.core.release.installs import Host, ensure
+from seatfleet.core.release.releases import examine, load_release
 release = load_release(json.load(sys.stdin))
 wheels = pathlib.Path("/srv/mirror/wheelhouses") / sys.argv[1]
 found = ensure(Host(pathlib.Path(sys.argv[2]), "vllm"), release, wheels, every_file=False, repair=False, check=False)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Barrier
 
-from ...core import acceptance as core
-from ...core.manifest import Speculation
-from ...core.metrics import CounterReset, Page, delta
-from ...core.probe_report import EXIT_ACCEPT_BROKEN, EXIT_ACCEPT_LOW, EXIT_BUSY, EXIT_COUNTERS, EXIT_READY, Check
+from ...core.health import acceptance as core
+from ...core.health.metrics import CounterReset, Page, delta
+from ...core.health.probe_report import EXIT_ACCEPT_BROKEN, EXIT_ACCEPT_LOW, EXIT_BUSY, EXIT_COUNTERS, EXIT_READY, Check
+from ...core.seat.manifest import Speculation
 from ..vllm import Completion
 from .evidence import Baselines
 from .ready import load

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.garbage import garbage
-from ...core.probe_report import EXIT_CANARY, Check
+from ...core.health.garbage import garbage
+from ...core.health.probe_report import EXIT_CANARY, Check
 from ..evidence import write_atomic
 from ..vllm import Completion, SeatError
 from .evidence import load_state, subject

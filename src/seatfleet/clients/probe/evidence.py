@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ...core.manifest import Manifest
+from ...core.seat.manifest import Manifest
 from ..evidence import write_atomic
 from .session import Session
 

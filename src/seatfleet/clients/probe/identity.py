@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core import acceptance
-from ...core.declared import compare, parse_non_default_args
-from ...core.metrics import Page
-from ...core.modelconfig import UnknownModelError, parse_config
-from ...core.planner import Engine, Layout, PlanError, layout_of, parse_version, plan
-from ...core.probe_report import EXIT_IDENTITY, Check
+from ...core.health import acceptance
+from ...core.health.declared import compare, parse_non_default_args
+from ...core.health.metrics import Page
+from ...core.health.probe_report import EXIT_IDENTITY, Check
+from ...core.model.modelconfig import UnknownModelError, parse_config
+from ...core.model.planner import Engine, Layout, PlanError, layout_of, parse_version, plan
 from ..vllm import SeatError
 from .session import Session, user
 

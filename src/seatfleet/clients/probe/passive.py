@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.probe_report import EXIT_NOT_READY
+from ...core.health.probe_report import EXIT_NOT_READY
 from ..vllm import SeatError
 from .ready import engine_progress, load, refused, require_model, require_owner
 from .session import Session

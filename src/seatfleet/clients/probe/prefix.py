@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core import acceptance as core
-from ...core.metrics import Delta, MetricsError, Page, delta
-from ...core.modelconfig import UnknownModelError
-from ...core.planner import PlanError
-from ...core.probe_report import EXIT_CANARY, EXIT_PREFIX, EXIT_TOOLCALL, Check
+from ...core.health import acceptance as core
+from ...core.health.metrics import Delta, MetricsError, Page, delta
+from ...core.health.probe_report import EXIT_CANARY, EXIT_PREFIX, EXIT_TOOLCALL, Check
+from ...core.model.modelconfig import UnknownModelError
+from ...core.model.planner import PlanError
 from ...headroom.prompts import sized
 from ..vllm import Completion, Kind, SeatError
 from .acceptance import require_light_load, settled

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ...core.metrics import MetricsError, Page
-from ...core.probe_report import EXIT_BUSY, EXIT_IDENTITY, EXIT_NOT_READY, Check
-from ...core.sockets import in_cgroup
+from ...core.health.metrics import MetricsError, Page
+from ...core.health.probe_report import EXIT_BUSY, EXIT_IDENTITY, EXIT_NOT_READY, Check
+from ...core.host.sockets import in_cgroup
 from ..systemd import UnitState
 from ..vllm import TRANSIENT, Completion, Kind, SeatError
 from .session import Session, Stop, user

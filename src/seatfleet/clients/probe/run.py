@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from ...core.manifest import Manifest
-from ...core.metrics import CounterReset, MetricsError
-from ...core.probe_report import EXIT_BUSY, EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
+from ...core.health.metrics import CounterReset, MetricsError
+from ...core.health.probe_report import EXIT_BUSY, EXIT_COUNTERS, EXIT_NOT_READY, LEVELS, Check, Report
+from ...core.seat.manifest import Manifest
 from ..vllm import SeatClient, SeatError
 from .acceptance import check_acceptance
 from .canary import check_canary, check_canary_deep

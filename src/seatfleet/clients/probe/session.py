@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...core.journal import first_cause
-from ...core.manifest import Manifest
-from ...core.metrics import Page, boot_identity
-from ...core.probe_report import Check, Report
-from ...core.sockets import Owner, listeners
+from ...core.health.metrics import Page, boot_identity
+from ...core.health.probe_report import Check, Report
+from ...core.host.sockets import Owner, listeners
+from ...core.report.journal import first_cause
+from ...core.seat.manifest import Manifest
 from ..systemd import UnitState, read_journal, read_unit
 from ..vllm import SeatClient
 

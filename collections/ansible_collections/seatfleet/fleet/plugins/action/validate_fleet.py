@@ -9,12 +9,12 @@ from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.origins import Origins, in_run
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients.project_files import ProjectFiles
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.fleet import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.fleet import (
     check_fleet,
     is_fleet_variable,
     kv_fit,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.kinds import is_template
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.kinds import is_template
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
 
 # Stands for what cannot be evaluated: the rules take it for a template and leave it alone; it is reported here.

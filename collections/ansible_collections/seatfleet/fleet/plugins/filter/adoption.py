@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import adoption
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import adoption
 
 
 def adopted_seat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import drift
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.report import drift
 
 
 def drift_rows(

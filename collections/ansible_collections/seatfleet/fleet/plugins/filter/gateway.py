@@ -6,14 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import (
-    gateway_sampling,
-    gateway_state,
-    gateway_versions,
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway import (
+    sampling as gateway_sampling,
 )
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway import (
+    state as gateway_state,
+)
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway import (
+    versions as gateway_versions,
+)
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.schema import Presets, load_seat
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.seat import Seat
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets, load_seat
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import Seat
 
 
 def _load(seats: Mapping[str, Any], host: str, presets: Mapping[str, Any] | None) -> list[Seat]:

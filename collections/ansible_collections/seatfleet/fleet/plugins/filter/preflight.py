@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import preflight, wishes
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host import preflight, wishes
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.schema import Presets
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets
 
 
 def preflight_wishes(

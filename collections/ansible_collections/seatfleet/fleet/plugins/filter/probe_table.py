@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import probe_report
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.health import probe_report
 
 
 def probe_table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import render_host
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.schema import Presets
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.seat import Seat
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.schema import Presets
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import Seat
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import render_host
 
 Mapping = dict[str, Any]
 

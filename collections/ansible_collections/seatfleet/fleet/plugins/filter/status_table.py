@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import status, status_page
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.report import status, status_page
 
 
 def status_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -45,7 +45,7 @@ from typing import Any
 
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import models as store
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.model import models as store
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
 
 

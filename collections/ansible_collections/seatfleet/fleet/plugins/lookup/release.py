@@ -54,8 +54,8 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import releases
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.release import releases
 
 
 class LookupModule(LookupBase):

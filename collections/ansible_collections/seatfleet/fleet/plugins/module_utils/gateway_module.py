@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_state import WantedAlias
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.state import WantedAlias
 
 try:
     from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.clients import gateway_sync as sync

@@ -85,7 +85,7 @@ import dataclasses
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gpus import Gpu, read_cards
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.gpus import Gpu, read_cards
 
 ARGUMENTS: dict[str, Any] = {
     "expected": {"type": "int", "required": True},

@@ -77,8 +77,8 @@ report:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import preflight
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.hostfacts import LocalHost, read_facts
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host import preflight
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.hostfacts import LocalHost, read_facts
 
 
 def main() -> None:

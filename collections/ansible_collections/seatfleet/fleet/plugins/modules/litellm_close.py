@@ -77,7 +77,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
     sync,
     wanted_alias,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import seat_api_key
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import seat_api_key
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module import ALIAS, diff_text, wanted_alias
 from ansible_collections.seatfleet.fleet.plugins.module_utils.litellm_service import Service
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_config import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.config import (
     ConfigError,
     edit,
     environment,

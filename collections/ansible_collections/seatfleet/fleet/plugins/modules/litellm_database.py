@@ -65,7 +65,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_database import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.database import (
     LEDGER_QUERY,
     Migration,
     begun,

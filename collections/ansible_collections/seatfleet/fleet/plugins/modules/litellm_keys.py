@@ -87,7 +87,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
     gateway_of,
     sync,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_keys import WantedKey
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.keys import WantedKey
 
 
 def wanted_keys(

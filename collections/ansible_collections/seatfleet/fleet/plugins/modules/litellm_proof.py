@@ -66,7 +66,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
     gateway_of,
     sync,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_verdict import table
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.verdict import table
 
 
 def write_evidence(path: str, content: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import models as store
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.model import models as store
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SEATS
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
 

@@ -85,28 +85,23 @@ back_s:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import adoption, predecessor
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.generation_options import GENERATION
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import adoption, predecessor
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     RolloutError,
     foresee,
     roll_out,
     summary_line,
 )
 
-GENERATION_OPTIONS = {
-    "seat": {"type": "str", "required": True},
-    "name": {"type": "str", "required": True},
-    "release_path": {"type": "path", "required": True},
-    "files": {"type": "dict", "required": True},
-}
 ARGUMENTS = {
     "state": {"type": "str", "choices": ["read", "taken", "given_back"], "default": "read"},
     "port": {"type": "int"},
     "compose_file": {"type": "path"},
     "compose_service": {"type": "str"},
-    "generation": {"type": "dict", "options": GENERATION_OPTIONS},
+    "generation": {"type": "dict", "options": GENERATION},
     "api_key": {"type": "str", "no_log": True},
 }
 

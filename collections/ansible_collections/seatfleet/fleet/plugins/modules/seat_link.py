@@ -85,22 +85,16 @@ seats:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.generation_options import GENERATIONS
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.files import umask
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.link_host import prepare
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-
-GENERATION_OPTIONS = {
-    "seat": {"type": "str", "required": True},
-    "name": {"type": "str", "required": True},
-    "release_path": {"type": "path", "required": True},
-    "files": {"type": "dict", "required": True},
-}
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.link import prepare
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
 
 
 def main() -> None:
     module = AnsibleModule(
-        {"generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS}},
+        {"generations": GENERATIONS["generations"]},
         supports_check_mode=True,
     )
     rendered = [load_generation(values) for values in module.params["generations"]]

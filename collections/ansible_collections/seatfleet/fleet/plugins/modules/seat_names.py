@@ -64,7 +64,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway_sampling import declared_sampling
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.sampling import declared_sampling
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
 
 SEAT: dict[str, dict[str, Any]] = {

@@ -90,7 +90,7 @@ causes:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import probe_report
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.health import probe_report
 
 
 def unusable(seat: str, level: str, exit_code: int, cause: str) -> dict[str, object]:

@@ -53,9 +53,9 @@ seats:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.removal import remove
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.removal import remove
 
 
 def main() -> None:

@@ -53,11 +53,11 @@ lines:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollback import target
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollback import target
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     foresee,
     roll_out,
     summary_line,

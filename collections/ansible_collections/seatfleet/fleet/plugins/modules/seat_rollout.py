@@ -23,36 +23,7 @@ attributes:
   diff_mode:
     description: Shows one line per seat that changes.
     support: full
-options:
-  generations:
-    description:
-      - Rendered generations, from P(seatfleet.fleet.seat_generations#filter), staged with
-        M(seatfleet.fleet.seat_stage).
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      name:
-        description: Name of the generation, 12 hexadecimal digits.
-        type: str
-        required: true
-      release_path:
-        description: Where its release is installed.
-        type: path
-        required: true
-      files:
-        description: File names to texts.
-        type: dict
-        required: true
-  api_keys:
-    description:
-      - API key of each seat, by its name. A seat whose process has another one is restarted.
-    type: dict
-    required: true
+extends_documentation_fragment: [seatfleet.fleet.generations]
 author:
   - seatfleet developers
 """
@@ -114,28 +85,18 @@ seats:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.machine import LocalMachine
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.rollout import (
+from ansible_collections.seatfleet.fleet.plugins.module_utils.generation_options import GENERATIONS
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     foresee,
     roll_out,
     summary_line,
 )
 
-GENERATION_OPTIONS = {
-    "seat": {"type": "str", "required": True},
-    "name": {"type": "str", "required": True},
-    "release_path": {"type": "path", "required": True},
-    "files": {"type": "dict", "required": True},
-}
-ARGUMENTS = {
-    "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
-    "api_keys": {"type": "dict", "required": True, "no_log": True},
-}
-
 
 def main() -> None:
-    module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
+    module = AnsibleModule(GENERATIONS, supports_check_mode=True)
     rendered = [load_generation(values) for values in module.params["generations"]]
     carry_out = foresee if module.check_mode else roll_out
     outcomes = carry_out(LocalMachine(), rendered, module.params["api_keys"])

@@ -18,35 +18,8 @@ attributes:
   diff_mode:
     description: Compares the wanted files with those that serve now. API keys are never shown.
     support: full
+extends_documentation_fragment: [seatfleet.fleet.generations]
 options:
-  generations:
-    description:
-      - Rendered generations, from P(seatfleet.fleet.seat_generations#filter).
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      name:
-        description: Name of the generation, 12 hexadecimal digits.
-        type: str
-        required: true
-      release_path:
-        description: Where its release is installed.
-        type: path
-        required: true
-      files:
-        description: File names to texts.
-        type: dict
-        required: true
-  api_keys:
-    description:
-      - API key of each seat, by its name.
-    type: dict
-    required: true
   followed:
     description:
       - Names of seats of other hosts that this host follows; M(seatfleet.fleet.seat_link) stages them.
@@ -91,21 +64,12 @@ unmanaged:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.generations import GenerationError
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.render import load_generation
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.staging import stage_host, unmanaged
+from ansible_collections.seatfleet.fleet.plugins.module_utils.generation_options import GENERATIONS
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.staging import stage_host, unmanaged
 
-GENERATION_OPTIONS = {
-    "seat": {"type": "str", "required": True},
-    "name": {"type": "str", "required": True},
-    "release_path": {"type": "path", "required": True},
-    "files": {"type": "dict", "required": True},
-}
-ARGUMENTS = {
-    "generations": {"type": "list", "elements": "dict", "required": True, "options": GENERATION_OPTIONS},
-    "api_keys": {"type": "dict", "required": True, "no_log": True},
-    "followed": {"type": "list", "elements": "str", "default": []},
-}
+ARGUMENTS = {**GENERATIONS, "followed": {"type": "list", "elements": "str", "default": []}}
 
 
 def main() -> None:
@@ -115,6 +79,8 @@ def main() -> None:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
     except GenerationError as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"nothing that runs was touched: {error}")
     left = unmanaged([*(seat.seat for seat in staged), *module.params["followed"]])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")

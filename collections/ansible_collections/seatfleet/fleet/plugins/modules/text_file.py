@@ -79,7 +79,10 @@ def main() -> None:
     before, seen = read(module, path)
     changed = (before, seen) != (content, mode)
     if changed and not module.check_mode:
-        write(module, path, content, mode)
+        try:
+            write(module, path, content, mode)
+        except OSError as error:
+            module.fail_json(msg=f"{path}: the new text could not be written: {error}")
     headers = [f"{path} (mode {seen:04o})" if seen is not None else str(path), f"{path} (mode {mode:04o})"]
     diff = {"before": before or "", "after": content, "before_header": headers[0], "after_header": headers[1]}
     module.exit_json(changed=changed, path=str(path), **({"diff": diff} if changed else {}))

@@ -133,8 +133,8 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core import installs, releases
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.release import installs, releases
 
 RELEASE_OPTIONS = {
     "name": {"type": "str", "required": True},

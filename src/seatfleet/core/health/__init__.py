@@ -1,0 +1,1 @@
+"""Whether a seat does its work: counters, acceptance, probes, headroom."""

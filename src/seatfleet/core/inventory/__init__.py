@@ -1,0 +1,1 @@
+"""What operators write: seats, catalogues and the fleet they make, checked before anything is touched."""

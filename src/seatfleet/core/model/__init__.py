@@ -1,0 +1,1 @@
+"""Weights: manifests, tensors, and how many tokens their KV cache holds."""

@@ -1,0 +1,1 @@
+"""Patched releases: locks, installs, patch series and what they mean for the next release."""

@@ -1,0 +1,1 @@
+"""What people are told: status, drift, metrics, the cause of a failure."""

@@ -1,0 +1,1 @@
+"""A seat's life on its host: rendered, staged, rolled out, returned, rolled back, adopted, removed."""

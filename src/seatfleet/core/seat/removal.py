@@ -1,0 +1,120 @@
+"""Removing a seat from its host: drained, stopped, and nothing of it left but its evidence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..paths import CACHE, SEATS, SeatPaths, link_unit
+from . import generations
+from .decision import Wanted
+from .rollout import KILL_MARGIN_S, Machine, Rollout, RolloutError
+
+_WANTS = "etc/systemd/system"
+# What a seat without a readable manifest is taken for: enough to stop it.
+_UNKNOWN: dict[str, Any] = {"generation": "-", "port": 0, "base_url": "http://127.0.0.1:9", "probe": {}}
+_STOP_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What was (or in check mode would be) removed, as paths. Nothing was when ``failure`` says why.
+
+    ``follower`` is the other host of a seat over two, where its other half has to be removed next.
+    """
+
+    seat: str
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    drained_s: float | None = None
+    aborted: int = 0
+    follower: str | None = None
+    failure: str | None = None
+
+
+def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool, check: bool) -> Removal:
+    """Drain and stop a seat, then remove its unit, generations, API key, caches and timer; never raises.
+
+    Its evidence stays: it says what the seat was. Weights and releases go only when they are asked for and no other
+    seat's generation names them.
+    """
+    manifests = list(_manifests(paths))
+    own = [path for path in _files(paths) if path.exists() or path.is_symlink()]
+    shared = {
+        Path(str(manifest[key]))
+        for manifest in manifests
+        for key, asked in (("model_path", weights), ("drafter_path", weights), ("release_path", releases))
+        if asked and manifest.get(key)
+    }
+    used = _used_by_others(paths)
+    doomed = [*own, *sorted(_under(paths, path) for path in shared - used if _under(paths, path).is_dir())]
+    result = Removal(
+        paths.seat, tuple(map(str, doomed)), tuple(sorted(map(str, shared & used))), follower=_follower(manifests)
+    )
+    if check or not doomed:
+        return result
+    manifest = manifests[0] if manifests else _UNKNOWN
+    manifest = {**manifest, "unit": paths.unit.name, "probe": {"stop_timeout_s": _STOP_TIMEOUT_S, **manifest["probe"]}}
+    timer = f"seatfleet-probe@{paths.seat}.timer"
+    machine.stop(timer, KILL_MARGIN_S)
+    if paths.link.exists():
+        # First: it would start what is stopped next, or end it.
+        machine.stop(link_unit(paths.seat), KILL_MARGIN_S)
+    try:
+        drained_s, aborted = Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
+    except RolloutError as error:
+        return Removal(paths.seat, failure=f"nothing was removed: {error}")
+    for path in doomed:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    machine.forget(paths.unit.name)
+    return replace(result, drained_s=drained_s, aborted=aborted)
+
+
+def _files(paths: SeatPaths) -> Iterator[Path]:
+    """Yield what belongs to one seat: what starts it first, so that a removal that is killed leaves nothing running."""
+    units = paths.root / _WANTS
+    yield units / "multi-user.target.wants" / paths.unit.name
+    yield units / "multi-user.target.wants" / link_unit(paths.seat)
+    yield units / "timers.target.wants" / f"seatfleet-probe@{paths.seat}.timer"
+    yield paths.unit
+    yield units / f"{paths.unit.name}.d"
+    yield paths.root / "var/lib/seatfleet/metrics" / f"seat-{paths.seat}.prom"
+    yield _under(paths, Path(CACHE) / paths.seat)
+    # The last: what is left of a seat is found by it.
+    yield paths.home
+
+
+def _manifests(paths: SeatPaths) -> Iterator[dict[str, Any]]:
+    """Yield the manifests of a seat's generations, that of the current one first."""
+    current = generations.link_target(paths.current)
+    names = sorted(path.parent.name for path in paths.generations.glob("*/manifest.json"))
+    for name in sorted(names, key=lambda name: name != current):
+        if manifest := generations.read_manifest(paths, name):
+            yield manifest
+
+
+def _follower(manifests: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the host that follows, of the latest generation over two hosts, on its head."""
+    for manifest in manifests:
+        nodes = manifest.get("nodes")
+        if nodes and not nodes["rank"]:
+            return str(nodes["hosts"][1]["host"])
+    return None
+
+
+def _used_by_others(paths: SeatPaths) -> set[Path]:
+    homes = (paths.root / SEATS.lstrip("/")).glob("*")
+    others = [SeatPaths(home.name, paths.root) for home in homes if home.name != paths.seat and home.is_dir()]
+    manifests = [manifest for other in others for manifest in _manifests(other)]
+    keys = ("model_path", "drafter_path", "release_path")
+    return {Path(str(manifest[key])) for manifest in manifests for key in keys if manifest.get(key)}
+
+
+def _under(paths: SeatPaths, path: Path) -> Path:
+    return paths.root / path.relative_to("/")

@@ -1,0 +1,76 @@
+"""What answers for a seat that is away: 503 with ``Retry-After`` to every request, at once.
+
+The alternatives are worse for callers: a blocked deployment is a 403 that clients do not repeat, a deleted one a 400,
+and one whose seat is stopped a 500 after ten seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ..gateway.verdict import DRAINING
+
+# A body beyond this is not read, and its connection closed: nobody sends one for a good reason.
+_MAX_BODY = 64 << 20
+# A client that says nothing does not hold a thread for longer. More than the 120 s that LiteLLM keeps connections for:
+# a call on one that is just being closed would be a 500.
+_IDLE_S = 180
+
+
+class SeatStub(ThreadingHTTPServer):
+    """Listens on a port of all addresses. ``retry_after_s`` is what callers are told to wait."""
+
+    daemon_threads = True
+    # Agents come in bursts; the default of 5 would drop connections.
+    request_queue_size = 128
+
+    def __init__(self, port: int, retry_after_s: int) -> None:
+        dual = socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if dual else socket.AF_INET
+        self.retry_after_s = retry_after_s
+        super().__init__(("::" if dual else "", port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind for IPv4 and IPv6, where both are there."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+    server: SeatStub
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent: one line per refused request would fill the journal."""
+
+    def _refuse(self) -> None:
+        self._skip_body()
+        seconds = self.server.retry_after_s
+        message = f"the seat is away for a restart; repeat after {seconds} s"
+        error = {"message": message, "type": DRAINING, "param": None, "code": "503"}
+        data = json.dumps({"error": error}).encode()
+        self.send_response(503)
+        self.send_header("Retry-After", str(seconds))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _skip_body(self) -> None:
+        """Read what was sent, so that the connection can be used again; what has no known length ends it."""
+        length = self.headers.get("content-length", "0")
+        if "transfer-encoding" in self.headers or not length.isdigit() or int(length) > _MAX_BODY:
+            self.close_connection = True
+            return
+        left = int(length)
+        while left and (chunk := self.rfile.read(min(left, 1 << 16))):
+            left -= len(chunk)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = _refuse
