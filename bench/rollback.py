@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a rollback costs beside the restart it cannot do without, on a deployed lab; prints Markdown.
 
-usage: . lab/env && bench/rollback.py [--repeat N] [--ways WAYS] [--release NAME]
+usage: . lab/env && bench/rollback.py [--repeat N] [--ways WAYS]
 
 Times, all from the start of the command to the second READY: the first completion with the seat's own key after one
 that failed, seen on the host every 0.2 s.
@@ -10,10 +10,12 @@ that failed, seen on the host every 0.2 s.
   edit         an older value in group_vars and site.yml --tags seat,alias
   edit all     the same and the whole site.yml
   rollback     playbooks/rollback.yml
-  release      with --release: group_vars back to the other release, site.yml --tags release,seat,alias
+  release      group_vars back to another release, site.yml --tags release,seat,alias; the other one has a patch less
 
-The overhead of a way is its time less that of the restart in the same round. Remote tasks are those that open a
-connection to the host, counted in the output of one run with -vvv.
+The overhead of a way is its time less that of the restart in the same round; "before the stop" is the part in which the
+old process still answers. Remote tasks are those that open a connection to the host, counted in the output of one run
+with -vvv. Received is what came in at the host's network interface meanwhile, in KiB: modules with their arguments, and
+requests.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 PROJECT = Path(__file__).resolve().parents[1]
 SEATS_FILE = "group_vars/lab_fv_ml1/seats.yml"
 HOST, SEAT, PORT = "fv-ml1", "flash-next", 8022
 ATTEMPTS_S = 1800
+RELEASE, OTHER_RELEASE = "0.32.0+cpu.1", "0.32.0+cpu.bench"
+RECEIVED = "cat /sys/class/net/host0/statistics/rx_bytes"
 # Runs on the host: prints the time of each change between "answers a completion" and "does not", to the second READY.
 WATCH = f"""
 import http.client, json, pathlib, time, urllib.request
@@ -62,20 +68,22 @@ class Way:
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    before_stop: list[float] = field(default_factory=list)
     tasks: int = 0
+    received: int = 0
 
 
 def main() -> int:
     """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--release", help="another release of the catalogue, for the rollback across releases")
-    parser.add_argument("--ways", default="edit,edit all,rollback", help="beside the restart, separated by commas")
+    parser.add_argument("--ways", default="edit,edit all,rollback,release", help="beside the restart, by commas")
     args = parser.parse_args()
-    ways = [Way("restart"), *map(Way, args.ways.split(",")), *([Way("release")] if args.release else [])]
+    ways = [Way("restart"), *map(Way, args.ways.split(","))]
     with tempfile.TemporaryDirectory(prefix="seatfleet-bench-") as folder:
         smaller = copy(Path(folder) / "smaller", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
-        other = copy(Path(folder) / "other", '"0.32.0+cpu.1"', f'"{args.release}"') if args.release else PROJECT
+        other = copy(Path(folder) / "other", f'"{RELEASE}"', f'"{OTHER_RELEASE}"')
+        add_release(other)
         for _ in range(args.repeat):
             for way in ways:
                 measure(way, smaller, other)
@@ -105,14 +113,23 @@ def measure(way: Way, smaller: Path, other: Path) -> None:
         watch.stdin.write(WATCH)
         watch.stdin.close()
         assert watch.stdout.readline().split()[1] == "1", "the seat does not answer before the round"
-        begin = time.time()
+        received, begin = int(on_host(RECEIVED)), time.time()
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=ATTEMPTS_S, check=False)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
-        ready = next(float(line.split()[0]) for line in watch.stdout if line.split()[1] == "1")
+        seen = [line.split() for line in watch.stdout]
+    gone, ready = (next(float(at) for at, answers in seen if answers == state) for state in "01")
     way.seconds.append(ready - begin)
+    way.before_stop.append(gone - begin)
     way.tasks = remote_tasks(done.stdout)
-    print(f"{way.name}: {way.seconds[-1]:.1f} s, {way.tasks} remote tasks", file=sys.stderr)
+    way.received = (int(on_host(RECEIVED)) - received) // 1024
+    print(f"{way.name}: {way.seconds[-1]:.1f} s, {way.before_stop[-1]:.1f} s before the stop", file=sys.stderr)
+
+
+def on_host(command: str) -> str:
+    """Return what a command prints on the host."""
+    argv = [str(PROJECT / "lab/lab"), "ssh", HOST, *command.split()]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
 def has_previous() -> bool:
@@ -140,6 +157,15 @@ def copy(target: Path, old: str, new: str) -> Path:
     return target
 
 
+def add_release(project: Path) -> None:
+    """Give a copy of the project another release of the same wheels, with one patch less."""
+    file = project / "group_vars/all/releases.yml"
+    catalogue = yaml.safe_load(file.read_text())
+    entry = catalogue["releases"][RELEASE]
+    catalogue["releases"][OTHER_RELEASE] = {**entry, "patches": ["cpu-expand-any-dtype"]}
+    file.write_text("---\n" + yaml.safe_dump(catalogue))
+
+
 def play(project: Path, playbook: str, *arguments: str) -> None:
     """Run a playbook of a project on the host, outside of the clock."""
     done = subprocess.run(
@@ -153,13 +179,16 @@ def play(project: Path, playbook: str, *arguments: str) -> None:
 def table(ways: Sequence[Way]) -> str:
     """Return the results; the ratio is to the bare restart of the same rounds."""
     bare = statistics.median(ways[0].seconds)
-    lines = ["| way | seconds (median) | each | overhead | ratio | remote tasks |", "|---|---|---|---|---|---|"]
+    titles = ("way", "seconds (median)", "each", "overhead", "before the stop", "ratio", "remote tasks", "KiB received")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for way in ways:
         median = statistics.median(way.seconds)
         each = ", ".join(f"{seconds:.1f}" for seconds in way.seconds)
-        lines.append(
-            f"| {way.name} | {median:.1f} | {each} | {median - bare:.1f} | {median / bare:.2f} | {way.tasks or ''} |"
-        )
+        cells = (
+            way.name, f"{median:.1f}", each, f"{median - bare:.1f}", f"{statistics.median(way.before_stop):.1f}",
+            f"{median / bare:.2f}", str(way.tasks or ""), str(way.received),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

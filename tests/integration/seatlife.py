@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -66,3 +69,23 @@ def wait_for(lab: Lab, what: str, *argv: str, limit_s: float = 300) -> None:
     while lab.console(HOST, *argv).code != 0:
         assert time.monotonic() < deadline, f"{what} did not happen within {limit_s:.0f} s"
         time.sleep(0.5)
+
+
+@contextmanager
+def deploying(lab: Lab, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``site.yml`` beside the block, which has to see it end; what it printed is in ``stdout``."""
+    command = ["ansible-playbook", "site.yml", "-l", HOST, *arguments]
+    play = subprocess.Popen(
+        command, cwd=lab.project, env=lab.environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield play
+    finally:
+        play.kill()
+
+
+def wait_for_the_new_process(lab: Lab, before: str) -> None:
+    """Wait until another generation than ``before`` is current and its process has been started."""
+    wait_for(lab, "the switch", "sh", "-c", f"test $(readlink -f {GENERATIONS}/../current) != {GENERATIONS}/{before}")
+    wait_for(lab, "the start", "systemctl", "is-active", UNIT)

@@ -46,6 +46,7 @@ class FakeMachine:
     available: list[int] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # whose flags were
     calls: list[str] = field(default_factory=list)
+    watched: list[tuple[str, int]] = field(default_factory=list)  # seat, and how many calls came before
     clock: float = 0.0
     locked: bool = False
     # What the seat says on each look at its running requests, the last for ever; empty: it says nothing.
@@ -103,6 +104,10 @@ class FakeMachine:
         self._note("install")
         assert self.paths.unit.is_file()
         self.enabled, self.needs_reload, self.restarts = True, False, 0
+
+    def watch(self, seat: str) -> None:
+        assert self.locked, "a watch that finds no lock ends at once"
+        self.watched.append((seat, len(self.calls)))
 
     def disable(self, unit: str) -> None:
         self._note("disable")

@@ -70,9 +70,12 @@ def test_one_difference(part: str, result: dict[str, Any], row: tuple[str, str, 
 
 
 def test_tasks_and_table() -> None:
-    found = rows("fv-ml1", {"model": {"failed": True, "msg": "first\nsecond"}}, {"firewall file": {"changed": True}})
+    tasks = {"toolbox": {"changed": True}, "files": {"changed": True, "paths": ["/etc/a", "/etc/b"]}}
+    found = rows("fv-ml1", {"model": {"failed": True, "msg": "first\nsecond"}}, tasks)
     assert table([row.as_dict() for row in found]).splitlines() == [
-        "HOST    PART   WHAT           DIFFERS",
-        "fv-ml1  host   firewall file  would be changed",
-        "fv-ml1  model  -              first",
+        "HOST    PART   WHAT     DIFFERS",
+        "fv-ml1  host   toolbox  would be changed",
+        "fv-ml1  host   /etc/a   would be changed",
+        "fv-ml1  host   /etc/b   would be changed",
+        "fv-ml1  model  -        first",
     ]

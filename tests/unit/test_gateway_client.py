@@ -22,6 +22,7 @@ from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
 from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway.keys import GRANTS_FIELD, WantedKey, key_hash
 from seatfleet.core.gateway.state import WantedAlias
+from seatfleet.core.gateway.verdict import faulty_aliases
 
 INFRA = "sk-infra-ops-0123456789abcdef"
 AGENTS = "sk-all-agents-0123456789abcdef"
@@ -135,8 +136,28 @@ def test_replacing_makes_proves_and_only_then_breaks(stub: GatewayStub, gateway:
 def test_a_new_deployment_that_does_not_answer_is_taken_back(stub: GatewayStub, gateway: Gateway) -> None:
     sync_aliases(gateway, [want()], "fv-ml1")
     stub.dead.add(f"{ID}@2")
-    with pytest.raises(GatewayError, match=r"taken back\. The old deployment stays\. Cause: .*Cannot connect"):
+    with pytest.raises(GatewayError, match=r"back\. The old deployment stays\. Cause: .*Cannot connect") as failed:
         sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
+    assert list(stub.deployments) == [ID]
+    assert failed.value.seat == "flash-next"
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_seat_that_never_answers_is_told_from_a_gateway_that_does_not(
+    stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, well: bool
+) -> None:
+    """Packets to the seat that vanish leave the call without an answer, like a gateway that hangs."""
+    sync_aliases(gateway, [want()], "fv-ml1")
+
+    def silent(*_: object) -> None:
+        raise GatewayDownError("gateway gave no answer in time")
+
+    monkeypatch.setattr(Gateway, "complete", silent)
+    monkeypatch.setattr(Gateway, "ready", lambda _: well)
+    with pytest.raises(GatewayError) as failed:
+        sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
+    assert isinstance(failed.value, GatewayDownError) is not well
+    assert failed.value.seat == ("flash-next" if well else None)
     assert list(stub.deployments) == [ID]
 
 
@@ -204,9 +225,10 @@ def test_a_declared_fallback_answers_instead_of_the_stub(stub: GatewayStub, gate
 def test_a_stub_that_does_not_answer_leaves_the_alias_with_its_seat(stub: GatewayStub, gateway: Gateway) -> None:
     sync_aliases(gateway, [want()], "fv-ml1")
     stub.dead.add(CLOSED_ID)
-    with pytest.raises(GatewayError, match="taken back"):
+    with pytest.raises(GatewayError, match="taken back") as failed:
         close_aliases(gateway, [want()], STUB_URL, seat_key)
     assert list(stub.deployments) == [ID]
+    assert failed.value.seat is None, "the stub's fault is not the seat's"
 
 
 def test_an_alias_that_is_not_registered_yet_is_not_closed(stub: GatewayStub, gateway: Gateway) -> None:
@@ -527,6 +549,9 @@ def test_what_is_broken_is_named(
     monkeypatch.setattr(gateway_sync, "COOLDOWN_LIMIT_S", 0.0)
     break_it(fleet)
     assert outcome(gateway, control="control") == expected
+    # only a seat that does not answer is brought back for it: no key and no list is its fault
+    proof = prove(gateway, [ALIAS], VALUES, control="control")
+    assert faulty_aliases(proof.cells) == (["gen-large"] if break_it is kill_seat else [])
 
 
 def test_without_a_control_key_one_is_made_and_removed(fleet: GatewayStub, gateway: Gateway) -> None:

@@ -98,6 +98,23 @@ def test_states(state: str, running: bool, gave_up: bool, text: str) -> None:
     assert unit.control_group == GROUP
 
 
+@pytest.mark.parametrize(
+    ("state", "left"),
+    [
+        ({}, False),
+        ({"ActiveState": "inactive", "SubState": "dead"}, True),
+        ({"ActiveState": "deactivating", "SubState": "stop-sigterm"}, True),
+        ({"ActiveState": "failed", "SubState": "failed", "Result": "timeout"}, True),
+        # systemd gave it up, or will start it itself, or shall not
+        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, False),
+        ({"ActiveState": "activating", "SubState": "auto-restart"}, False),
+        ({"ActiveState": "inactive", "SubState": "dead", "UnitFileState": "disabled"}, False),
+    ],
+)
+def test_what_a_rollout_that_died_left_stopped(state: dict[str, str], left: bool) -> None:
+    assert parse_show(show(**state)).left_stopped is left
+
+
 def test_drop_ins_of_all_services_are_not_ours() -> None:
     ours = f"/etc/systemd/system/{UNIT}.d/50-hand.conf"
     unit = parse_show(show(DropInPaths=f"/run/systemd/system/service.d/10-lxc.conf {ours}"))

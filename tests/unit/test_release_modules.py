@@ -126,6 +126,20 @@ def test_old_releases_go_but_never_one_that_a_seat_names(call: Call, options: di
     assert call("vllm_release", keep=0, **options)["changed"] is False
 
 
+def test_what_runs_from_a_linked_release_is_told_once_also_after_a_run_that_ended_in_between(
+    call: Call, options: dict[str, Any], tmp_path: Path
+) -> None:
+    link, told = str(tmp_path / "toolbox"), tmp_path / "told"
+    assert "failed" in call("vllm_release", link=link, activate=["false"], **options)
+    assert Path(link).is_symlink()
+    activate = ["sh", "-c", f"echo once >> {told}"]
+    assert call("vllm_release", check=True, link=link, activate=activate, **options)["changed"]
+    assert not told.exists()
+    assert call("vllm_release", link=link, activate=activate, **options)["changed"]
+    assert not call("vllm_release", link=link, activate=activate, **options)["changed"]
+    assert told.read_text() == "once\n"
+
+
 def test_a_link_follows_the_release(call: Call, options: dict[str, Any], tmp_path: Path) -> None:
     link = tmp_path / "toolbox"
     assert call("vllm_release", check=True, link=str(link), **options)["changed"]

@@ -118,3 +118,19 @@ def test_what_a_catalogue_says_is_named_there() -> None:
     assert list(field_lines(generation(release=newer).manifest, OLD.manifest)) == [
         f'release: "{RELEASE.name}"  # instead of "0.33.0"'
     ]
+
+
+def test_a_rejected_generation_is_no_way_back(machine: FakeMachine) -> None:
+    """Its probe passed and its alias did not work: neither a rollback nor a reboot may lead to it again."""
+    goal = target(machine.paths, OLD.name)
+    roll_out(machine, [goal.generation], KEYS, machine.paths.root)
+    generations.reject(machine.paths, NEW.name)
+    assert not generations.is_good(machine.paths, NEW.name)
+    assert generations.link_target(machine.paths.previous) is None
+    assert generations.settle(machine.paths) is None
+    (foreseen,) = foresee(machine, [NEW], KEYS, machine.paths.root)
+    assert foreseen.action == "restart"
+    # what kept its alias from working may be gone: it is judged anew
+    (again,) = roll_out(machine, [NEW], KEYS, machine.paths.root)
+    assert (again.failure, again.way_back) == (None, OLD.name)
+    assert generations.is_good(machine.paths, NEW.name)

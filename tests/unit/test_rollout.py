@@ -79,9 +79,13 @@ def test_change_and_back(machine: FakeMachine) -> None:
     assert outcome.reasons == ("kv-cache-memory-bytes: 67108864 -> 134217728",)
     assert machine.calls == ["stop", "install", f"start {NEW.name}", f"probe {NEW.name}"]
     assert links(machine) == (NEW.name, OLD.name)
+    assert outcome.way_back == OLD.name
     back = deploy(machine, OLD)
     assert (back.action, back.generation, back.failure) == (Action.RESTART, OLD.name, None)
     assert links(machine) == (OLD.name, NEW.name)
+    # only started again: should its alias fail now, an older generation is no cure
+    again = deploy(machine, OLD, {SEAT: "sk-seat-2"})
+    assert (again.action, again.failure, again.way_back) == (Action.RESTART, None, None)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +429,17 @@ def test_a_bad_generation_after_a_kill_still_gives_the_good_one_back(
     test_a_controller_killed_anywhere_is_put_right_by_the_next_run(machine, killed_at, monkeypatch)
     machine.behaviour[THIRD.name] = BAD
     assert deploy(machine, THIRD).returned_to == NEW.name
+
+
+def test_each_rollout_is_watched_before_it_stops_anything(machine: FakeMachine) -> None:
+    """A rollout that is killed after the stop leaves nobody else who would start the seat again."""
+    deploy(machine, OLD)
+    machine.watched.clear()
+    assert deploy(machine, NEW).failure is None
+    assert machine.watched == [(SEAT, 0)]
+    assert machine.calls[0] == "stop"
+    deploy(machine, NEW)
+    assert len(machine.watched) == 1
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -56,12 +56,18 @@ CARRIED = (
 
 
 class GatewayError(RuntimeError):
-    """The gateway refused or failed a request. ``kind`` is the verdict's word, ``status`` the HTTP status."""
+    """The gateway refused or failed a request. ``kind`` is the verdict's word, ``status`` the HTTP status.
 
-    def __init__(self, message: str, *, kind: str = "unexpected", status: int | None = None) -> None:
+    ``seat`` is set when the gateway did its part and this seat did not.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str = "unexpected", status: int | None = None, seat: str | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.status = status
+        self.seat = seat
 
 
 class GatewayDownError(GatewayError):

@@ -42,7 +42,7 @@ from ..core.gateway.state import (
     plan_close,
     plan_removal,
 )
-from ..core.gateway.verdict import STOPPED, Cell, Verdict, judge
+from ..core.gateway.verdict import SEAT_FAULTS, STOPPED, Cell, Verdict, judge
 from ..core.gateway.versions import version_problem
 from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
 from .gateway_lock import LockTimeoutError, gateway_lock
@@ -182,19 +182,32 @@ def _apply(gateway: Gateway, step: Step) -> None:
 
 def _prove_deployment(gateway: Gateway, step: Step) -> None:
     """Call the new deployment by its id, which an admin key may do: no other deployment can answer instead."""
-    answer = _patiently(lambda: gateway.complete(step.id), ("cooldown", "alias_unknown"), SPREAD_S)
+    answer = _patiently(lambda: _call_by_id(gateway, step.id), ("cooldown", "alias_unknown"), SPREAD_S)
     old = " The old deployment stays." if step.retire else ""
     if step.wanted is not None and step.wanted.closed and answer.verdict.kind == "draining":
         return
     if answer.verdict.kind != "ok":
+        to_blame = step.wanted is not None and not step.wanted.closed and answer.verdict.kind in SEAT_FAULTS
         raise GatewayError(
             f"alias {step.alias}: its new deployment {step.id} does not answer, so it was taken back.{old}"
             f" Cause: {answer.verdict.sentence}",
             kind=answer.verdict.kind,
             status=answer.status,
+            seat=step.wanted.seat if step.wanted is not None and to_blame else None,
         )
     if answer.deployment != step.id:
         raise GatewayError(f"alias {step.alias}: {answer.deployment} answered for {step.id}.{old}", kind="wrong_seat")
+
+
+def _call_by_id(gateway: Gateway, identifier: str) -> Answer:
+    """Call a deployment; no answer from a gateway that is well otherwise is its seat's silence, and an answer too."""
+    try:
+        return gateway.complete(identifier)
+    except GatewayDownError as error:
+        with suppress(GatewayDownError):
+            if gateway.ready():
+                return Answer(504, Verdict("seat_down", f"no answer from the seat ({error}), and the gateway is well"))
+        raise
 
 
 def _patiently(ask: Callable[[], Answer], kinds: Collection[str], limit_s: float) -> Answer:

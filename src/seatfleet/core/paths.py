@@ -8,6 +8,7 @@ from pathlib import Path
 UNIT_PREFIX = "vllm-seat-"
 STUB_PREFIX = "seatfleet-stub@"
 LINK_PREFIX = "seatfleet-link@"
+WATCH_PREFIX = "seatfleet-watch-"
 FIREWALL_UNIT = "seatfleet-firewall.service"
 SERVICE_USER = "vllm"
 API_KEY_FILE = "api-key.env"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hammer import OK
 from labrun import Lab
-from seatlife import GENERATIONS, HOST, PORT, SEAT, SEATS_FILE, UNIT, call, link, wait_for
+from seatlife import GENERATIONS, HOST, PORT, SEAT, SEATS_FILE, UNIT, call, client_of, link, wait_for
 
 OLD = "by-hand.service"
 ANSWERS = ["curl", "-sf", "-H", "Authorization: Bearer sk-by-hand", f"http://127.0.0.1:{PORT}/v1/models"]
@@ -103,6 +103,8 @@ def test_the_port_is_taken_over_and_given_back(lab: Lab) -> None:
 
 
 def test_the_seat_comes_back_for_good(lab: Lab) -> None:
-    adopt(lab, "-e", "adopt_take=true")
+    with client_of(lab) as during:
+        adopt(lab, "-e", "adopt_take=true")
+    assert during.accidents == {}
     assert call(lab) == OK
     assert lab.site("--check", "-l", HOST).changed == {HOST: 0}

@@ -6,14 +6,26 @@ What is found before the stop touches nothing, and no caller notices. What is fo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 from hammer import DESIGNED, OK, Hammer
 from labrun import Lab
-from seatlife import DEPLOYMENT, HOST, PATCHED_FILE, SEATS_FILE, SMALLER, call, client_of, link, process
+from seatlife import (
+    DEPLOYMENT,
+    HOST,
+    PATCHED_FILE,
+    SEATS_FILE,
+    SMALLER,
+    call,
+    client_of,
+    deploying,
+    link,
+    process,
+    wait_for_the_new_process,
+)
 
 Edit = tuple[str, str, str]
 # What these changes touch; the rest of site.yml has its tests elsewhere.
@@ -57,6 +69,17 @@ def taken_port(lab: Lab) -> Iterator[None]:
 
 
 @contextmanager
+def unreached_port(lab: Lab) -> Iterator[None]:
+    """The port that the seat shall get answers on the host, and not to the gateway."""
+    chain = "chain input { type filter hook input priority 0; iif != lo tcp dport 8044 reject; }"
+    lab.host(HOST, "nft", "-f", "-", stdin=f"table inet stranger {{ {chain} }}")
+    try:
+        yield
+    finally:
+        lab.host(HOST, "nft", "delete", "table", "inet", "stranger")
+
+
+@contextmanager
 def as_it_is(lab: Lab) -> Iterator[None]:
     yield
 
@@ -89,20 +112,26 @@ def test_what_is_found_before_the_stop_is_noticed_by_no_caller(lab: Lab, tmp_pat
     assert set(during.deployments) == {DEPLOYMENT}
 
 
+BROKEN_HEAD = (SEATS_FILE, "model: tiny-oracle\n", "model: tiny-oracle-badmtp\n")
 RETURNED = {
-    "broken head": ([(SEATS_FILE, "model: tiny-oracle\n", "model: tiny-oracle-badmtp\n")], "ACCEPT_BROKEN"),
-    "slow load": ([SMALLER, (SEATS_FILE, "ready_timeout_s: 600", "ready_timeout_s: 10")], "NOT_READY"),
+    "broken head": (as_it_is, [BROKEN_HEAD], "ACCEPT_BROKEN"),
+    "slow load": (as_it_is, [SMALLER, (SEATS_FILE, "ready_timeout_s: 600", "ready_timeout_s: 10")], "NOT_READY"),
+    "gateway does not reach it": (
+        unreached_port,
+        [(SEATS_FILE, "port: 8022", "port: 8044")],
+        "its new deployment seat-fv-ml1-flash-next-gen-large does not answer, so it was taken back",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", RETURNED)
 def test_what_is_found_after_the_stop_brings_the_seat_back_with_its_alias(lab: Lab, tmp_path: Path, case: str) -> None:
-    edits, words = RETURNED[case]
+    arrange, edits, words = RETURNED[case]
     before, way_back, edited = link(lab), link(lab, "previous"), lab.edited(tmp_path / "edited", edits)
-    with client_of(lab) as during:
+    with arrange(lab), client_of(lab) as during:
         run = edited.site(*SEAT_ONLY, check=False)
     assert run.failed == {HOST}, run.output
-    assert words in run.output
+    assert words in " ".join(run.output.split()), run.output
     assert f"Generation {before} is back and READY" in " ".join(run.output.split())
     assert during.accidents == {}
     assert during.seen[DESIGNED] > 0
@@ -117,26 +146,90 @@ def assert_serves(client: Hammer) -> None:
     assert set(after.deployments) == {DEPLOYMENT}
 
 
-def test_an_unreachable_host_is_named_and_nothing_else_is_touched(lab: Lab, tmp_path: Path) -> None:
-    before, edited = process(lab), lab.edited(tmp_path / "edited", [SMALLER])
+def test_where_a_fallback_exists_no_caller_notices(lab: Lab, tmp_path: Path) -> None:
+    """A change that fails and comes back, then one that works: two restarts and a half, and not one refusal."""
+    fallback = (SEATS_FILE, "      gen-large:\n", "      gen-large:\n        fallback: gen-small\n")
+    lab.edited(tmp_path / "declared", [fallback]).site(*SEAT_ONLY)
+    broken = lab.edited(tmp_path / "broken", [fallback, BROKEN_HEAD])
+    smaller = lab.edited(tmp_path / "smaller", [fallback, SMALLER])
+    with client_of(lab) as during:
+        failed = broken.site(*SEAT_ONLY, check=False)
+        smaller.site(*SEAT_ONLY)
+        lab.site(*SEAT_ONLY)
+    assert failed.failed == {HOST}
+    assert (during.accidents, during.seen[DESIGNED]) == ({}, 0)
+    assert set(during.deployments) >= {DEPLOYMENT, DEPLOYMENT.replace("seat-", "closed-", 1)}
+    assert_serves(client_of(lab))
+
+
+def test_a_gateway_that_goes_away_keeps_what_serves(lab: Lab, tmp_path: Path) -> None:
+    """The new seat is not to blame: it stays, and the play says what is left to do."""
+    before, edited = link(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    try:
+        with deploying(edited, "--tags", "seat,alias") as play:
+            wait_for_the_new_process(lab, before)
+            lab.host("gw-1", "systemctl", "stop", "litellm.service")
+            said = " ".join(play.communicate(timeout=900)[0].split())
+    finally:
+        lab.host("gw-1", "systemctl", "start", "litellm.service")
+    assert play.returncode != 0, said
+    assert "Not done: alias gen-large of seat flash-next, for keys infra-ops, all-agents" in said, said
+    assert link(lab) != before
+    edited.site(*SEAT_ONLY)
+    assert_serves(client_of(lab))
+    lab.site(*SEAT_ONLY)
+    assert link(lab) == before
+
+
+@contextmanager
+def without_ssh(lab: Lab) -> Iterator[None]:
+    """Nobody can log in to the host any more; its seat goes on serving."""
+    chain = "chain input { type filter hook input priority 0; tcp dport 22 reject with tcp reset; }"
+    assert lab.console(HOST, "nft", "--", f"table inet stranger {{ {chain} }}").code == 0
+    try:
+        yield
+    finally:
+        lab.console(HOST, "nft", "delete", "table", "inet", "stranger")
+
+
+@contextmanager
+def without_network(lab: Lab) -> Iterator[None]:
     lab.power("cut", HOST)
     try:
-        run = edited.site("-l", HOST, check=False)
+        yield
     finally:
         lab.power("heal", HOST)
+
+
+@pytest.mark.parametrize("fault", [without_ssh, without_network])
+def test_an_unreachable_host_is_named_and_nothing_else_is_touched(
+    lab: Lab, tmp_path: Path, fault: Callable[[Lab], AbstractContextManager[None]]
+) -> None:
+    before, edited = process(lab), lab.edited(tmp_path / "edited", [SMALLER])
+    with client_of(lab) as during, fault(lab):
+        run = edited.site("-l", HOST, check=False)
     assert run.failed == {HOST}, run.output
     assert "unreachable=1" in run.output
+    if fault is without_ssh:  # without a network the seat has no callers either
+        assert (during.accidents, during.seen[DESIGNED]) == ({}, 0)
     assert process(lab) == before
     assert_serves(client_of(lab))
 
 
 def test_a_limit_keeps_to_its_host(lab: Lab, tmp_path: Path) -> None:
     """Both hosts' seats are edited; a run limited to one of them contacts the other not even for the gateway."""
-    other = ("group_vars/lab_spark_1/seats.yml", "port: 8031", "port: 8032")
+    other = ("group_vars/lab_spark_1/seats.yml", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
     edited = lab.edited(tmp_path / "edited", [SMALLER, other])
-    run = edited.site("--check", "-l", HOST)
+    show = ("systemctl", "show", "vllm-seat-dense-lab.service", "--property=MainPID,ActiveEnterTimestampMonotonic")
+    before, neighbour = link(lab), lab.host("spark-1", *show).output
+    with client_of(lab) as during:
+        run = edited.site("-l", HOST)
     assert set(run.changed) == {HOST}
-    assert "lab_spark_1" not in run.output
+    assert during.accidents == {}
+    assert link(lab) != before
+    assert lab.host("spark-1", *show).output == neighbour
+    lab.site("-l", HOST)
+    assert link(lab) == before
 
 
 def test_the_seat_of_before_still_answers(lab: Lab) -> None:

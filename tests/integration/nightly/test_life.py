@@ -76,6 +76,9 @@ def test_a_seat_that_gives_up_answers_503_with_retry_after(lab: Lab, tmp_path: P
             assert time.monotonic() < deadline, lab.host(HOST, "systemctl", "status", UNIT, check=False).output
             time.sleep(2)
         assert "seat_draining" in lab.host(HOST, "curl", "-s", f"http://127.0.0.1:{PORT}/v1/models").output
+        with client_of(lab) as callers:
+            time.sleep(60)
+        assert callers.others_than(DESIGNED) == {}
         found = drift(lab, tmp_path)
         assert {row["part"] for row in found} == {"release", "seat"}
         status = lab.run("ansible-playbook", "playbooks/status.yml", "-l", HOST).output
@@ -88,7 +91,9 @@ def test_a_seat_that_gives_up_answers_503_with_retry_after(lab: Lab, tmp_path: P
 
 
 def test_a_removed_seat_is_gone_and_comes_back_from_the_repository(lab: Lab, tmp_path: Path) -> None:
-    lab.run("ansible-playbook", "playbooks/remove.yml", "-e", f"seat={SEAT}", "-l", HOST)
+    with client_of(lab) as during:
+        lab.run("ansible-playbook", "playbooks/remove.yml", "-e", f"seat={SEAT}", "-l", HOST)
+    assert during.others_than(OK, "400", "403") == {}
     assert call(lab).startswith(("400", "403"))
     for path in (f"/etc/vllm/seats/{SEAT}", f"/etc/systemd/system/{UNIT}", f"/var/cache/vllm/{SEAT}"):
         assert lab.host(HOST, "test", "-e", path, check=False).code != 0, path

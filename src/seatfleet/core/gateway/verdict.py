@@ -7,7 +7,7 @@ deployment). Bodies as measured on 1.106.12; see docs/gateway.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ STOPPED = {
 }
 # How the stub of a closed alias names its error (seatfleet.stub); LiteLLM carries it inside its own message.
 DRAINING = "seat_draining"
+# What a deployment's seat is to blame for when the gateway itself answers: another generation may be without it.
+# "unexpected" is an error of the seat's own that has no name here, such as a missing chat template.
+SEAT_FAULTS = frozenset({"seat_down", "seat_key", "served_name", "cooldown", "unexpected"})
 REFUSED = frozenset(
     {"key_missing", "key_blocked", "key_expired", "unauthorized"} | {name for name, _ in SCOPES.values()}
 )
@@ -180,6 +183,12 @@ def judge(
     if not listed:
         return cell(False, "not_listed", "answers, but /v1/models of the key does not show the alias")
     return cell(True, "ok", "answered by its seat")
+
+
+def faulty_aliases(cells: Iterable[Cell]) -> list[str]:
+    """Return the aliases that a key should have been answered under and was not, because of the seat behind them."""
+    failed = (cell for cell in cells if not cell.ok and cell.expected == "allow")
+    return sorted({cell.alias for cell in failed if cell.verdict in SEAT_FAULTS})
 
 
 def table(cells: Sequence[Cell]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..health.probe_report import EXIT_BUSY, EXIT_READY
-from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, SeatPaths
+from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX, SeatPaths
 from ..seat import admission, flags, link
 from ..seat.render import Generation
 from ..seat.rollout import ProbeResult, RolloutError
@@ -90,6 +90,17 @@ class LocalMachine:
         _systemctl("enable", "--quiet", unit)
         with suppress(RolloutError):  # it says "not loaded" of a unit that never ran
             _systemctl("reset-failed", unit)
+
+    def watch(self, seat: str) -> None:
+        """Have the seat started again in case this process dies between its stop and its start.
+
+        A unit of systemd's, which outlives the connection that this process was started over. One that is still there
+        does the same; and without any (no toolbox, no room) a rollout is what it was.
+        """
+        command = ["systemd-run", "--quiet", "--collect", f"--unit={WATCH_PREFIX}{seat}.service"]
+        command += [f"{TOOLBOX}/bin/seatctl", "settle", seat, "--after-rollout"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)
 
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""

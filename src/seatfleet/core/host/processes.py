@@ -56,6 +56,15 @@ class UnitState:
         return self.active == "active" and self.sub == "running" and self.main_pid > 0
 
     @property
+    def left_stopped(self) -> bool:
+        """Whether it shall run, and was stopped and not started again; one that failed to start is not.
+
+        ``timeout`` is how systemd calls a stop that ended in SIGKILL.
+        """
+        stopped = self.active in {"inactive", "deactivating"} or (self.active, self.result) == ("failed", "timeout")
+        return self.enabled and stopped
+
+    @property
     def gave_up(self) -> bool:
         """Whether the process ended since the last start by hand: dead, failed, or waiting for a restart."""
         return self.active in {"failed", "inactive"} or self.sub.startswith("auto-restart") or self.restarts > 0

@@ -35,9 +35,10 @@ def rows(host: str, results: Mapping[str, Result], tasks: Mapping[str, Result]) 
 
     ``results`` are those of the modules: ``release``, ``model``, ``staged``, ``foreseen``, ``aliases``, ``keys``; a
     part that failed is a difference in itself, one that did not run is none. ``tasks`` are other tasks of the roles by
-    the name of what they keep: changed means different.
+    the name of what they keep: changed means different, and those that name their ``paths`` are a row per file.
     """
-    found = [Drift(host, "host", what, "would be changed") for what, result in tasks.items() if result.get("changed")]
+    changed = [name for what, task in tasks.items() if task.get("changed") for name in task.get("paths") or [what]]
+    found = [Drift(host, "host", name, "would be changed") for name in changed]
     readers = {
         "release": _releases,
         "model": _models,

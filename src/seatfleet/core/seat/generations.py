@@ -18,6 +18,8 @@ from ..paths import SeatPaths
 from .render import CONFIG_FILE, MANIFEST_FILE
 
 EVIDENCE_FILE = "probe.json"
+# The evidence of a generation whose probe passed and whose alias then did not work: good it is not.
+REJECTED_FILE = "rejected.json"
 PIN_FILE = "pinned"
 RELEASE_LINK = "release"
 # Files that may change within one generation: names of aliases and what the probe expects (see :mod:`.render`).
@@ -126,6 +128,17 @@ def is_good(paths: SeatPaths, name: str) -> bool:
 def mark_good(paths: SeatPaths, name: str, evidence: Mapping[str, Any]) -> None:
     """Keep the evidence of the probes, which makes the generation good."""
     write_atomic(paths.generation(name) / EVIDENCE_FILE, pretty_json(evidence))
+
+
+def reject(paths: SeatPaths, name: str) -> None:
+    """Take a generation's evidence out of the way, so that nothing goes back to it; its probe may pass again."""
+    evidence = paths.generation(name) / EVIDENCE_FILE
+    if evidence.is_file():
+        evidence.replace(evidence.with_name(REJECTED_FILE))
+        sync_directory(evidence.parent)
+    if link_target(paths.previous) == name:
+        serving = link_target(paths.current)
+        point(paths.previous, last_good(paths, serving) if serving else None)
 
 
 def settle(paths: SeatPaths) -> str | None:

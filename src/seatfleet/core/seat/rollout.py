@@ -98,6 +98,9 @@ class Machine(Protocol):
     def install(self, unit: str) -> None:
         """Make systemd read its unit files again and start the unit at boot; forget earlier failed starts."""
 
+    def watch(self, seat: str) -> None:
+        """Have the seat started again should this process die before it has done so itself; no error when it cannot."""
+
     def disable(self, unit: str) -> None:
         """Do not start the unit at boot."""
 
@@ -161,6 +164,7 @@ class Outcome:
     """What happened to one seat. ``generation`` is what its process runs afterwards, None when nothing runs.
 
     ``drained_s`` is how long running requests were waited for, ``aborted`` how many were cut off all the same.
+    ``way_back`` is the good generation that the wanted one took over from, for a caller that finds it wanting later.
     """
 
     seat: str
@@ -178,6 +182,7 @@ class Outcome:
     aborted: int = 0
     failure: str | None = None
     returned_to: str | None = None
+    way_back: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a module's result."""
@@ -251,6 +256,7 @@ class Rollout:
             self._install(self.wanted.generation)
         if decision.action is Action.NOTHING:
             return self._outcome(decision, changed=decision.changes, pruned=self._prune())
+        way_back = self._way_back((None, generations.link_target(self.paths.previous)))
         try:
             ready_s, evidence = self._prove(self.wanted.generation, time.time())
         except Undecided as error:
@@ -258,15 +264,19 @@ class Rollout:
         except RolloutError as error:
             with self.machine.start_lock():
                 return self._give_back(decision, str(error), (None, generations.link_target(self.paths.previous)))
-        return self._good(decision, ready_s, evidence)
+        return self._good(decision, ready_s, evidence, way_back)
 
     def _replace(self, decision: Decision) -> Outcome:
-        before = (generations.link_target(self.paths.current), generations.link_target(self.paths.previous))
+        before = self._links()
+        self.machine.watch(self.paths.seat)
         drained_s, aborted = self._drain()
         outcome = self._exchange(decision, before)
         return replace(outcome, drained_s=drained_s, aborted=aborted)
 
     def _exchange(self, decision: Decision, before: tuple[str | None, str | None]) -> Outcome:
+        # A generation that ran well before is only started again: whatever is wrong now, an older one is no cure.
+        again = before[0] == self.wanted.generation and self._is_good(self.wanted.generation)
+        way_back = None if again else self._way_back(before)
         try:
             self._stop()
         except MemoryHeldError as error:
@@ -281,7 +291,7 @@ class Rollout:
         # OSError: the disk is full where the links or the unit have to be written. What was there needs no writing.
         except (RolloutError, OSError) as error:
             return self._give_back(decision, str(error), before)
-        return self._good(decision, ready_s, evidence)
+        return self._good(decision, ready_s, evidence, way_back)
 
     def _drain(self) -> tuple[float, int]:
         """Wait until the seat works on nothing; return how long that took, and how many requests are cut off.
@@ -301,20 +311,28 @@ class Rollout:
             self.machine.sleep(POLL_S)
         return self.machine.monotonic() - begin, 0
 
-    def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any]) -> Outcome:
+    def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any], way_back: str | None) -> Outcome:
         try:
             generations.mark_good(self.paths, self.wanted.generation, evidence)
         except OSError as error:
             # No reason to take away what serves; the next run proves it once more, without a restart.
             failure = f"generation {self.wanted.generation} serves and was proven, but cannot be marked so: {error}"
             return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, failure=failure)
-        return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=self._prune())
+        pruned = self._prune()
+        return self._outcome(
+            decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=pruned, way_back=way_back
+        )
+
+    def _links(self) -> tuple[str | None, str | None]:
+        return generations.link_target(self.paths.current), generations.link_target(self.paths.previous)
+
+    def _way_back(self, before: tuple[str | None, str | None]) -> str | None:
+        """Return the good generation of ``before`` (current, previous) that a failure would lead back to."""
+        return next((name for name in before if name and name != self.wanted.generation and self._is_good(name)), None)
 
     def _give_back(self, decision: Decision, cause: str, before: tuple[str | None, str | None]) -> Outcome:
         """Bring the last good generation back after a failure."""
-        target = next(
-            (name for name in before if name and name != self.wanted.generation and self._is_good(name)), None
-        )
+        target = self._way_back(before)
         try:
             self._stop()
             if target is None:

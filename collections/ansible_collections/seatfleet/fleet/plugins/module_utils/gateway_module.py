@@ -97,7 +97,8 @@ def gateway_of(module: AnsibleModule, left_undone: Iterable[str]) -> Iterator[An
             not_registered=undone,
         )
     except (sync.GatewayError, sync.LockTimeoutError) as error:
-        module.fail_json(msg=str(error), gateway_down=False)
+        seat = getattr(error, "seat", None)
+        module.fail_json(msg=str(error), gateway_down=False, at_fault=[seat] if seat else [])
 
 
 def diff_text(picture: Mapping[str, Any]) -> str:

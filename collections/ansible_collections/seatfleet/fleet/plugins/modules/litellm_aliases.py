@@ -119,6 +119,11 @@ not_registered:
   type: list
   elements: str
   returned: when the gateway is down
+at_fault:
+  description: The seat that does not answer through a gateway that does; its alias was not opened.
+  type: list
+  elements: str
+  returned: when the gateway answers, and not as it should
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -52,6 +52,11 @@ evidence:
   description: The same for programs (C(cells)), with the proxy's version and the time.
   type: dict
   returned: when something was proven
+at_fault:
+  description: Seats that do not answer through a gateway that does.
+  type: list
+  elements: str
+  returned: when something was proven
 """
 
 import json
@@ -66,7 +71,10 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.gateway_module imp
     gateway_of,
     sync,
 )
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.verdict import table
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.verdict import (
+    faulty_aliases,
+    table,
+)
 
 
 def write_evidence(path: str, content: dict[str, Any]) -> None:
@@ -123,7 +131,9 @@ def main() -> None:
     }
     if params["evidence"]:
         write_evidence(params["evidence"], evidence)
-    result: dict[str, Any] = {"changed": False, "table": table(proof.cells), "evidence": evidence}
+    faulty = faulty_aliases(proof.cells)
+    seats = sorted({entry["seat"] for entry in params["grants"] if entry["name"] in faulty})
+    result: dict[str, Any] = {"changed": False, "table": table(proof.cells), "evidence": evidence, "at_fault": seats}
     if proof.failed or proof.problems:
         wrong = [*proof.problems, *(f"key {cell.key}, alias {cell.alias}: {cell.sentence}" for cell in proof.failed)]
         module.fail_json(msg="\n".join([f"gateway {params['url']}:", *wrong, result["table"]]), **result)

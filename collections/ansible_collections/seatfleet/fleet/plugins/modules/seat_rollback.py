@@ -28,6 +28,12 @@ options:
   generation:
     description: Name of a good generation; the previous one by default.
     type: str
+  reject:
+    description:
+      - The generation that runs has failed after its probe had passed. Once the other one is back it counts as never
+        proven, so that no rollback and no reboot leads to it.
+    type: bool
+    default: false
 author:
   - seatfleet developers
 """
@@ -55,7 +61,11 @@ lines:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.machine import LocalMachine
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import GenerationError
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import (
+    GenerationError,
+    link_target,
+    reject,
+)
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollback import target
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     foresee,
@@ -66,16 +76,24 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.sea
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"seat": {"type": "str", "required": True}, "generation": {"type": "str"}},
+        argument_spec={
+            "seat": {"type": "str", "required": True},
+            "generation": {"type": "str"},
+            "reject": {"type": "bool", "default": False},
+        },
         supports_check_mode=True,
     )
     seat = module.params["seat"]
+    paths = SeatPaths(seat)
+    left = link_target(paths.current)
     try:
-        goal = target(SeatPaths(seat), module.params["generation"])
+        goal = target(paths, module.params["generation"])
     except GenerationError as error:
         module.fail_json(msg=str(error), seats=[], lines=[])
     carry_out = foresee if module.check_mode else roll_out
     (outcome,) = carry_out(LocalMachine(), [goal.generation], {seat: goal.api_key})
+    if module.params["reject"] and left and not (outcome.failure or module.check_mode):
+        reject(paths, left)
     result = {
         "changed": outcome.changed,
         "seats": [outcome.as_dict()],

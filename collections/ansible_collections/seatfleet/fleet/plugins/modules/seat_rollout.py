@@ -82,6 +82,9 @@ seats:
     returned_to:
       description: The good generation that came back after a failure.
       type: str
+    way_back:
+      description: The good generation that the wanted one took over from, null when it only was started again.
+      type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -73,6 +73,13 @@ options:
   link:
     description: Symbolic link to keep pointing at the release; for exactly one release.
     type: path
+  activate:
+    description:
+      - Command to run, once, when O(link) has come to lead to another release, for what runs from the one before.
+      - Only when it has succeeded is that written down (C(ROOT/.activated)), so that a run which ended in between is
+        completed by the next one. A task that asks whether this one changed something would never learn of it.
+    type: list
+    elements: str
   verify:
     description: Also compare the sha256 of every installed file, which reads all of their bytes.
     type: bool
@@ -133,9 +140,11 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.files import write_atomic
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import ProblemsError
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.release import installs, releases
 
+ACTIVATED = ".activated"
 RELEASE_OPTIONS = {
     "name": {"type": "str", "required": True},
     "id": {"type": "str"},
@@ -162,6 +171,7 @@ def main() -> None:
             "user": {"type": "str"},
             "python": {"type": "path"},
             "link": {"type": "path"},
+            "activate": {"type": "list", "elements": "str"},
             "verify": {"type": "bool", "default": False},
             "repair": {"type": "bool", "default": False},
             "selftest": {"type": "bool", "default": True},
@@ -176,6 +186,7 @@ def main() -> None:
     outcomes = _install(module, root)
     try:
         linked = _link(module, outcomes)
+        linked |= _activate(module, root / ACTIVATED, outcomes)
         removed = _prune(module, root, outcomes)
     except OSError as error:
         module.fail_json(msg=f"releases in {root}: {error}")
@@ -217,6 +228,17 @@ def _link(module: AnsibleModule, outcomes: list[installs.Outcome]) -> bool:
     if module.check_mode:
         return not (link.is_symlink() and link.readlink() == path)
     return releases.set_link(link, path)
+
+
+def _activate(module: AnsibleModule, kept: Path, outcomes: list[installs.Outcome]) -> bool:
+    """Run the command unless it has succeeded for this release already."""
+    wanted = f"{outcomes[0].release.id}\n" if module.params["activate"] else ""
+    if not wanted or (kept.is_file() and kept.read_text() == wanted):
+        return False
+    if not module.check_mode:
+        module.run_command(module.params["activate"], check_rc=True)
+        write_atomic(kept, wanted)
+    return True
 
 
 def _prune(module: AnsibleModule, root: Path, outcomes: list[installs.Outcome]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The module that keeps a text file with one call."""
+"""The module that keeps text files with one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 
 PROJECT = Path(__file__).resolve().parents[2]
-NAME = "ansible_collections.seatfleet.fleet.plugins.modules.text_file"
+NAME = "ansible_collections.seatfleet.fleet.plugins.modules.text_files"
 Run = Callable[..., dict[str, Any]]
 
 
@@ -22,8 +22,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.syspath_prepend(str(PROJECT / "collections"))
     module = importlib.import_module(NAME)
 
-    def call(check: bool = False, **arguments: Any) -> dict[str, Any]:
-        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+    def call(*more: dict[str, Any], check: bool = False, **arguments: Any) -> dict[str, Any]:
+        options = {"files": [arguments, *more], "_ansible_check_mode": check}
+        with patch_module_args(options), pytest.raises(SystemExit):
             module.main()
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
@@ -39,7 +40,7 @@ def test_a_file_is_written_once_and_kept(run: Run, tmp_path: Path) -> None:
     file.chmod(0o600)
     again = run(path=str(file), content="one\n")
     assert again["changed"]
-    assert "mode 0600" in again["diff"]["before_header"]
+    assert "mode 0600" in again["diff"][0]["before_header"]
     assert oct(file.stat().st_mode)[-3:] == "644"
 
 
@@ -58,11 +59,20 @@ def test_a_full_disk_is_told_in_one_line_and_the_old_text_stays(
     assert file.read_text() == "one\n"
 
 
+def test_of_several_files_only_those_that_differ_are_written(run: Run, tmp_path: Path) -> None:
+    first, second = ({"path": str(tmp_path / name), "content": name} for name in "ab")
+    assert run(first, **second)["paths"] == [second["path"], first["path"]]
+    (tmp_path / "a").write_text("by hand")
+    again = run(first, **second)
+    assert (again["changed"], again["paths"]) == (True, [first["path"]])
+    assert (tmp_path / "a").read_text() == "a"
+
+
 def test_check_mode_shows_and_writes_nothing(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.conf"
     foreseen = run(check=True, path=str(file), content="one\n", validate="/bin/false %s")
     assert foreseen["changed"]
-    assert foreseen["diff"]["after"] == "one\n"
+    assert foreseen["diff"][0]["after"] == "one\n"
     assert list(tmp_path.iterdir()) == []
 
 
