@@ -64,12 +64,14 @@ def called(lab: Lab) -> str:
             return type(error).__name__
 
 
-def wait_until_called(lab: Lab, limit_s: float = 420) -> float:
+def wait_until_called(lab: Lab, limit_s: float = 900) -> float:
     """Call until there is an answer; return the seconds it took."""
     begin = time.monotonic()
     while (kind := called(lab)) != OK:
         assert time.monotonic() - begin < limit_s, f"{kind}\n{journals(lab)}"
         time.sleep(3)
+    # systemd counts the restarts that these tests ask for, and after four of them would give the seat up.
+    lab.console(HEAD, "systemctl", "reset-failed", UNIT)
     return time.monotonic() - begin
 
 

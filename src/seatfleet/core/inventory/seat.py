@@ -146,3 +146,8 @@ class Seat:
     aliases: tuple[Alias, ...] = ()
     probe: Probe = field(default_factory=Probe)
     state: str = "present"
+
+    @property
+    def ranks(self) -> int:
+        """How many processes compute, on all hosts together."""
+        return max(1, len(self.gpus)) * len(self.nodes.hosts) if self.nodes else self.tensor_parallel_size

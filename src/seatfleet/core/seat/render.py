@@ -238,9 +238,8 @@ def vllm_config(
 
 def _parallel_nodes(seat: Seat, nodes: Nodes, rank: int) -> dict[str, Any]:
     """Return vLLM's own launch over several hosts: the head answers, the others have no API server."""
-    ranks = max(1, len(seat.gpus)) * len(nodes.hosts)
     return {
-        "pipeline-parallel-size": ranks // seat.tensor_parallel_size,
+        "pipeline-parallel-size": seat.ranks // seat.tensor_parallel_size,
         "distributed-executor-backend": "mp",
         "nnodes": len(nodes.hosts),
         "node-rank": rank,
@@ -342,7 +341,7 @@ def matching_utilization(seat: Seat, host: HostClass, resident: list[int | None]
     """
     if seat.kv_cache_memory is None or host.accelerator != "cuda" or host.device_memory is None:
         return None
-    weights = sum(size or 0 for size in resident) / seat.tensor_parallel_size
+    weights = sum(size or 0 for size in resident) / seat.ranks
     share = (weights + seat.kv_cache_memory + ENGINE_OVERHEAD) / host.device_memory
     return min(MAX_UTILIZATION, math.ceil(share * 100) / 100)
 
