@@ -229,6 +229,8 @@ def plugin_documents() -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, An
         yield "module", _with_fragments(literal(path, "DOCUMENTATION"), fragments), literal(path, "RETURN") or {}
     for path in sorted((PLUGINS / "lookup").glob("*.py")):
         yield "lookup", literal(path, "DOCUMENTATION"), literal(path, "RETURN") or {}
+    for path in sorted((PLUGINS / "callback").glob("*.py")):
+        yield "callback", literal(path, "DOCUMENTATION"), {}
     for path in sorted((PLUGINS / "filter").glob("*.yml")):
         content = yaml.safe_load(path.read_text())
         yield "filter", content["DOCUMENTATION"], content.get("RETURN") or {}
@@ -254,12 +256,12 @@ def _with_fragments(documentation: dict[str, Any], fragments: Mapping[str, Any])
 
 
 def modules_page() -> str:
-    """Return the page of all modules, lookups and filters."""
+    """Return the page of all modules, lookups, callbacks and filters."""
     lines = [
         "# Modules, lookups and filters",
         "",
         "Of the collection `seatfleet.fleet`; `ansible-doc seatfleet.fleet.NAME` has the same with examples",
-        "(`-t filter`, `-t lookup` for the others). All modules have a check mode that tells the truth.",
+        "(`-t filter`, `-t lookup`, `-t callback` for the others). All modules have a check mode that tells the truth.",
     ]
     last = None
     for kind, documentation, returned in plugin_documents():

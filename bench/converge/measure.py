@@ -3,10 +3,11 @@
 
 usage: bench/converge/measure.py lab [HOST ...]         no-op site.yml against lab hosts, and the peer's playbook
        bench/converge/measure.py simulated COUNT ...    the same plays against hosts that answer like fv-ml1 did
+       bench/converge/measure.py validate COUNT ...     playbooks/validate.yml alone: the part that reads every host
 
-Needs a converged lab (`. lab/env`). Simulated: inventory, variables, templates, modules being packed and results being
-read are real and once per host; hosts, network and ssh processes are not there. What the controller does at the gateway
-for each host is left out (tag alias).
+Needs a converged lab (`. lab/env`; validate only its directory). Simulated: inventory, variables, templates, modules
+being packed and results being read are real and once per host; hosts, network and ssh processes are not there. What the
+controller does at the gateway for each host is left out (tag alias).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,61 +129,60 @@ def fleet(count: int, path: Path) -> None:
     path.write_text(yaml.dump(content))
 
 
-def measure_simulated(counts: Sequence[int], scratch: Path, kept: Path | None) -> None:
-    """Measure playbooks/validate.yml and playbooks/seats.yml against simulated hosts."""
-    records = kept if kept and kept.exists() else record(scratch)
-    if kept and kept != records:
-        kept.write_text(records.read_text())
-    print("\n| hosts | changed | CPU s | CPU s per host | MiB | wall s |")
-    print("|---|---|---|---|---|---|")
-    for count in counts:
-        inventory = scratch / "inventory"
-        inventory.mkdir(exist_ok=True)
+def measure_fleet(
+    playbook: str, counts: Sequence[int], forks: Sequence[int], scratch: Path, environment: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Run a playbook against fleets of simulated hosts; return what each run cost."""
+    print("\n| hosts | forks | changed | CPU s | CPU s per host | MiB | wall s |")
+    print("|---|---|---|---|---|---|---|")
+    inventory = scratch / "inventory"
+    inventory.mkdir()
+    (inventory / "group_vars").symlink_to(PROJECT / "group_vars")
+    variables = {
+        "fleet_project_dir": str(PROJECT),
+        "gateway_host_address": "192.0.2.1",
+        "fleet_serial": 100,
+        "fleet_validate_deploy": False,
+    }
+    arguments = ["-e", json.dumps(variables), "-l", "gpu_hosts", "--skip-tags", "alias"]
+    rows = []
+    for count, fork in [(count, fork) for count in counts for fork in forks]:
         fleet(count, inventory / "hosts.yml")
-        link = inventory / "group_vars"
-        if not link.is_symlink():
-            link.symlink_to(PROJECT / "group_vars")
-        state = scratch / f"state-{count}"
+        state = scratch / f"state-{count}-{fork}"
         state.mkdir()
-        environment = {
+        own = {
+            **environment,
             "ANSIBLE_CONNECTION_PLUGINS": str(scratch),
-            "CONVERGE_RECORDS": str(records),
             "CONVERGE_STATE": str(state),
             "ANSIBLE_INVENTORY": str(inventory),
             "ANSIBLE_PIPELINING": "True",
         }
-        arguments = ["-e", f"fleet_project_dir={PROJECT}", "-e", "gateway_host_address=192.0.2.1"]
-        arguments += [
-            "-e",
-            "fleet_serial=100",
-            "-e",
-            "fleet_validate_deploy=false",
-            "-l",
-            "gpu_hosts",
-            "--skip-tags",
-            "alias",
-        ]
-        cost = play("bench/converge/simulated.yml", *arguments, environment=environment)
-        numbers = (
-            f"{cost.changed}",
-            f"{cost.cpu_s:.1f}",
-            f"{cost.cpu_s / count:.2f}",
-            f"{cost.memory_mib:.0f}",
-            f"{cost.wall_s:.0f}",
-        )
-        print(f"| {count} | {' | '.join(numbers)} |", flush=True)
+        load = os.getloadavg()[0]
+        cost = play(playbook, *arguments, "--forks", str(fork), environment=own)
+        rows.append({"hosts": count, "forks": fork, "load_before": round(load, 1), **asdict(cost)})
+        costs = f"{cost.cpu_s:.1f} | {cost.cpu_s / count:.3f} | {cost.memory_mib:.0f} | {cost.wall_s:.0f}"
+        print(f"| {count} | {fork} | {cost.changed} | {costs} |", flush=True)
+    return rows
 
 
-def main() -> None:
-    """Run one of the two measurements."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     lab = kinds.add_parser("lab")
     lab.add_argument("hosts", nargs="*", default=[MODEL, "spark-1", "gw-1"])
     simulated = kinds.add_parser("simulated")
-    simulated.add_argument("counts", nargs="+", type=int)
     simulated.add_argument("--records", type=Path, help="answers of an earlier run; written when the file is not there")
-    args = parser.parse_args()
+    for kind in (simulated, kinds.add_parser("validate")):
+        kind.add_argument("counts", nargs="+", type=int)
+        kind.add_argument("--forks", nargs="+", type=int, default=[25])
+        kind.add_argument("--json", type=Path, help="append each run's numbers there, one line of JSON for each")
+    return parser
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    args = build_parser().parse_args()
     if "SEATFLEET_LAB" not in os.environ:
         sys.exit("bench/converge/measure.py: no lab; run `. lab/env` first")
     with tempfile.TemporaryDirectory() as directory:
@@ -190,8 +190,17 @@ def main() -> None:
         plugins.write(scratch)
         if args.kind == "lab":
             measure_lab(args.hosts, scratch)
-        else:
-            measure_simulated(args.counts, scratch, args.records)
+            return
+        playbook, environment = "playbooks/validate.yml", {}
+        if args.kind == "simulated":
+            records = args.records if args.records and args.records.exists() else record(scratch)
+            if args.records and args.records != records:
+                args.records.write_text(records.read_text())
+            playbook, environment = "bench/converge/simulated.yml", {"CONVERGE_RECORDS": str(records)}
+        rows = measure_fleet(playbook, args.counts, args.forks, scratch, environment)
+        if args.json:
+            with args.json.open("a") as file:
+                file.writelines(json.dumps({"playbook": playbook, **row}) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

@@ -89,3 +89,15 @@ def wait_for_the_new_process(lab: Lab, before: str) -> None:
     """Wait until another generation than ``before`` is current and its process has been started."""
     wait_for(lab, "the switch", "sh", "-c", f"test $(readlink -f {GENERATIONS}/../current) != {GENERATIONS}/{before}")
     wait_for(lab, "the start", "systemctl", "is-active", UNIT)
+
+
+@contextmanager
+def rejected(lab: Lab, match: str) -> Iterator[None]:
+    """Let the host reject TCP connections, named in nft's words; through its console, so that SSH may be among them."""
+    rule = f"chain input {{ type filter hook input priority 0; {match} reject with tcp reset; }};"
+    added = lab.console(HOST, "nft", "--", f"table inet stranger {{ {rule} }}")
+    assert added.code == 0, added.output
+    try:
+        yield
+    finally:
+        lab.console(HOST, "nft", "delete", "table", "inet", "stranger")

@@ -8,6 +8,10 @@ from labrun import Lab
 from seatlife import HOST
 
 
+def test_the_page_says_what_was_seen() -> None:
+    assert faults.PAGE.read_text() == faults.page(faults.load(faults.RESULTS))
+
+
 @pytest.mark.parametrize("cell", faults.QUICK)
 def test_the_next_run_converges(lab: Lab, cell: str) -> None:
     outcome = faults.run_cell(lab, *cell.split(":"))

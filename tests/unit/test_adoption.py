@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from fake_machine import BAD, DIES, FakeMachine
+from pytest_httpserver import HTTPServer
 from seat_examples import CPU, RELEASE, TINY, seat
 from test_rollout import KEYS, SEAT, deploy, machine  # noqa: F401 - a fixture
 
+from seatfleet.core.host.machine import LocalMachine
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.seat import predecessor
 from seatfleet.core.seat.adoption import Running, as_seat, compare, from_compose, options
@@ -129,6 +131,33 @@ def test_a_compose_service_is_found_by_its_port() -> None:
     assert entry.fields["env"] == {"VLLM_USE_V2": "1"}
     with pytest.raises(RolloutError, match="expected one service on port 9, seen none"):
         from_compose(json.dumps(COMPOSE), "/srv/compose.yml", None, 9)
+
+
+DOCKER = """#!/bin/sh
+echo "$*" >> "{log}"
+case "$*" in *" ps "*) printf 'c1\\nc2\\n' ;; *broken*) echo "no such service" >&2; exit 1 ;; esac
+"""
+
+
+def test_what_is_asked_of_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, httpserver: HTTPServer) -> None:
+    """There is no docker engine where the tests run: this shows the commands, and not what an engine makes of them."""
+    log, docker = tmp_path / "log", tmp_path / "docker"
+    docker.write_text(DOCKER.format(log=log))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    httpserver.expect_request("/v1/models").respond_with_json({"data": []})
+    old = predecessor.OldCompose("/srv/compose.yml", "vllm", httpserver.port, LocalMachine())
+    old.stop()
+    assert old.come_back() < 60
+    assert log.read_text().splitlines() == [
+        "compose --file /srv/compose.yml ps --all --quiet vllm",
+        "update --restart=no c1",
+        "update --restart=no c2",
+        "compose --file /srv/compose.yml stop vllm",
+        "compose --file /srv/compose.yml up --detach --force-recreate vllm",
+    ]
+    with pytest.raises(RolloutError, match="up --detach --force-recreate broken: no such service"):
+        predecessor.OldCompose("/srv/compose.yml", "broken", httpserver.port, LocalMachine()).come_back()
 
 
 @dataclass

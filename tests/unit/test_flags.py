@@ -94,7 +94,7 @@ def cmd_init():
 class ToolParserManager:
     @classmethod
     def import_tool_parser(cls, path):
-        raise FileNotFoundError(path)
+        raise AssertionError("only logs what it could not import")
 def validate_api_server_args(args):
     if PARSER != "hermes":
         raise KeyError("invalid tool call parser: " + PARSER)
@@ -118,7 +118,11 @@ class AsyncEngineArgs:
     [
         ({}, None),
         ({"NUMBER": "'x'"}, "vllm serve: error: argument --number: invalid int value: 'x'"),
-        ({"PLUGIN": "'/plugins/none.py'"}, "FileNotFoundError: /plugins/none.py"),
+        (
+            {"PLUGIN": "'/plugins/none.py'"},
+            "FileNotFoundError: [Errno 2] No such file or directory: '/plugins/none.py'",
+        ),
+        ({"PLUGIN": "'/plugins'"}, "ImportError: /plugins is no Python file"),
         ({"PARSER": "'nope'"}, "KeyError: 'invalid tool call parser: nope'"),
         ({"METHOD": "1"}, "ValueError: 1 validation error for SpeculativeConfig method Input should be 'mtp' a"),
         ({"def validate_api_server_args": "def renamed"}, "LookupError: this release has no validate_api_server_args"),

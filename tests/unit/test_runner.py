@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import ansible_runner
+import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -35,3 +36,20 @@ def test_a_refusal_comes_through(tmp_path: Path) -> None:
     assert done.status == "failed"
     failed = [event["event_data"]["res"]["msg"] for event in done.events if event["event"] == "runner_on_failed"]
     assert any("nothing was changed" in message and "placeholder" in message for message in failed)
+
+
+def test_the_image_for_awx_is_made_from_the_lock_with_hashes() -> None:
+    """The keys are those of ansible-builder's third format; which files it names, and what is installed, is ours."""
+    file = PROJECT / "requirements/execution-environment.yml"
+    wanted = yaml.safe_load(file.read_text())
+    assert wanted.keys() == {
+        "version", "images", "options", "dependencies", "additional_build_files", "additional_build_steps",
+    }  # fmt: skip
+    assert wanted["version"] == 3
+    for entry in wanted["additional_build_files"]:
+        assert (file.parent / entry["src"]).is_file()
+        copied = f"_build/{entry['dest']}/{entry['src']}"
+        assert any(step.startswith(f"COPY {copied} ") for step in wanted["additional_build_steps"]["append_final"])
+    (install,) = [step for step in wanted["additional_build_steps"]["append_final"] if step.startswith("RUN ")]
+    assert "--require-hashes" in install
+    assert "--no-deps" in install

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
+import pathlib
 import sys
 from typing import Any
 
@@ -46,15 +48,26 @@ def _check(config: str) -> None:
     command.subparser_init(parser.add_subparsers(dest="subparser"))
     args = parser.parse_args(["serve", "--config", config])
     command.validate(args)
-    # As the start does it (setup_server), without its socket.
-    for kind, manager in (("tool", "ToolParserManager"), ("reasoning", "ReasoningParserManager")):
+    # As the start does it (setup_server), without its socket; but a start only logs that it could not import a plugin,
+    # and serves without it (0.32.0: import_tool_parser).
+    for kind in ("tool", "reasoning"):
         plugin = getattr(args, f"{kind}_parser_plugin", None)
         if plugin and len(plugin) > 3:
-            getattr(_named(manager), f"import_{kind}_parser")(plugin)
+            _import(plugin)
     _named("validate_api_server_args")(args)
     engine = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(args)
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     engine.create_engine_config(usage_context=usage)
+
+
+def _import(plugin: str) -> None:
+    """Run a plugin's file, which registers its parsers; whatever it raises is for the operator."""
+    spec = importlib.util.spec_from_file_location(pathlib.PurePath(plugin).stem, plugin)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{plugin} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
 
 
 def _named(name: str) -> Any:  # noqa: ANN401 - functions and classes of vLLM, which has no types here
