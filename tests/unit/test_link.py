@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +148,7 @@ class FakeHost:
         monkeypatch.setattr(work.LocalMachine, "kill", lambda _self, unit: self.killed.append(unit))
         monkeypatch.setattr(work.LocalMachine, "forget", lambda _self, unit: None)
         monkeypatch.setattr(work.LocalMachine, "journal", lambda _self, unit, since: iter(["ValueError: too large"]))
+        monkeypatch.setattr(work.LocalMachine, "unit_state", lambda _self, unit: SimpleNamespace(drop_ins=()))
         monkeypatch.setattr(work, "systemctl", self._systemctl)
         monkeypatch.setattr(work, "_generation_of", lambda paths, seen: "gen" if seen.running else None)
 

@@ -268,6 +268,8 @@ class FollowerLink:
             self._say(f"{self.paths.generation(generation)} has no unit file: somebody removed it")
             return
         generations.switch(self.paths, generation)
+        for drop_in in LocalMachine().unit_state(self.paths.unit.name).drop_ins:
+            (self.paths.root / drop_in.lstrip("/")).unlink(missing_ok=True)
         if not self.paths.unit.is_file() or self.paths.unit.read_text(encoding="utf-8") != text:
             write_atomic(self.paths.unit, text)
         LocalMachine().forget(self.paths.unit.name)

@@ -108,12 +108,10 @@ def main() -> None:
     causes = []
     for generation, one in zip(halves, done, strict=True):
         head, *others = (node["host"] for node in generation.manifest["nodes"]["hosts"])
-        limit = ",".join([head, *others])
-        causes += [
-            f"seat {one.seat} on {generation.manifest['host']}: {why}. Nothing was restarted; site.yml -l {limit} "
-            "prepares both hosts first"
-            for why in one.obstacles
-        ]
+        if one.obstacles:
+            where, why = generation.manifest["host"], "; ".join(one.obstacles)
+            todo = f"Nothing was restarted; site.yml -l {','.join([head, *others])} prepares both hosts first"
+            causes.append(f"seat {one.seat} on {where}: {why}. {todo}")
     if causes:
         module.fail_json(msg="\n".join(causes), **result)
     module.exit_json(**result)
