@@ -202,6 +202,18 @@ SECOND = (
     "fv-ml1.seats.second = {model: flash, release: 0.33.0+rtx.1, gpus: [3], port: 8023, max_model_len: 4096, "
     "kv_cache_memory: 1GiB, speculative_why: {state: unmeasured, note: n}, engram: {cpu_offload: false}}"
 )
+OTHER_SEAT = (
+    "{model: big, release: 0.23.0+gb10.1, gpus: [], port: 8041, max_model_len: 4096, kv_cache_memory: 1GiB, "
+    "speculative_why: {state: unmeasured, note: n}}"
+)
+NODES_VALUE = (
+    "{port: 29500, hosts: [{host: spark-1, address: 10.0.0.1, interface: e0}, "
+    "{host: gw-1, address: 10.0.0.2, interface: e0}]}"
+)
+NODES = f"spark-1.seats.agent.nodes = {NODES_VALUE}"
+STRAY = NODES.replace("host: spark-1", "host: spark-9").replace("host: gw-1", "host: fv-ml2")
+TWIN = "gw-1.fleet_hardware = {architecture: aarch64, gpus: 1, unified_memory: true}"
+OTHER = f"gw-1.seats.other = {OTHER_SEAT}"
 ENVIRONMENT = (
     "a VLLM_ name or one of a library under it (CUDA_*, CUTE_DSL_*, FLASHINFER_*, GLOO_*, HF_*, LD_*, MALLOC_*, MKL_*, "
     "NCCL_*, OMP_*, OTEL_*, PYTHON*, PYTORCH_*, RAY_*, SAFETENSORS_*, SEATFLEET_*, TOKENIZERS_*, TORCHINDUCTOR_*, "
@@ -209,7 +221,18 @@ ENVIRONMENT = (
 )
 
 
-NAMES = {"FLASH": FLASH, "AGENT": AGENT, "SECOND": SECOND, "ENVIRONMENT": ENVIRONMENT}
+NAMES = {
+    "FLASH": FLASH,
+    "AGENT": AGENT,
+    "SECOND": SECOND,
+    "ENVIRONMENT": ENVIRONMENT,
+    "OTHER_SEAT": OTHER_SEAT,
+    "OTHER": OTHER,
+    "NODES_VALUE": NODES_VALUE,
+    "NODES": NODES,
+    "STRAY": STRAY,
+    "TWIN": TWIN,
+}
 FAULTS = yaml.safe_load((Path(__file__).parent / "tables/fleet_faults.yml").read_text())
 
 

@@ -293,3 +293,29 @@ def test_one_table_for_the_fleet(tmp_path: Path) -> None:
     assert len(lines) == 4
     assert {check["status"] for check in reports[0]["checks"]} == {OK, FAIL}
     assert WARN == "warn"
+
+
+@pytest.mark.parametrize(
+    ("seen", "fault"),
+    [
+        (frozenset({"10.0.0.2", "fe80::1"}), None),
+        (frozenset({"10.0.0.9"}), "seen 10.0.0.9"),
+        (frozenset(), "seen no address"),
+        (None, "seen no interface fast0"),
+    ],
+)
+def test_the_address_of_a_seat_over_two_hosts(tmp_path: Path, seen: frozenset[str] | None, fault: str | None) -> None:
+    linked = replace(SPARK, seats=(replace(SPARK.seats[0], link=("fast0", "10.0.0.2")),))
+    assert load_wishes(asdict(linked)) == linked
+    found = faults(preflight(fake_host(tmp_path, "spark-1"), linked, addresses={"fast0": seen}))
+    todo = "configure the link between the two hosts, or correct nodes of the seat"
+    assert found == ([f"fail: link of agent: expected 10.0.0.2 on fast0, {fault}; {todo}"] if fault else [])
+
+
+def test_addresses_of_an_interface(tmp_path: Path) -> None:
+    (tmp_path / "ip").write_text("#!/bin/sh\n[ $5 = lo ] && echo lo UNKNOWN 127.0.0.1/8 ::1/128\n")
+    (tmp_path / "ip").chmod(0o755)
+    host = LocalHost(path=f"{tmp_path}:/usr/bin:/bin")
+    linked = [replace(RTX.seats[0], link=(name, "127.0.0.1")) for name in ("lo", "none")]
+    seen = look(host, Wishes(hardware={}, seats=tuple(linked))).addresses
+    assert seen == {"lo": frozenset({"127.0.0.1", "::1"}), "none": None}

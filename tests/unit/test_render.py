@@ -21,10 +21,12 @@ from seatfleet.core.seat.render import (
     load_generation,
     render,
     render_environment,
+    render_parts,
     seat_api_key,
     seat_environment,
     vllm_config,
 )
+from seatfleet.core.seat.render_host import all_follower_hosts, followed_seats, follower_hosts, links
 from seatfleet.core.units import GIB
 
 GOLDEN = Path(__file__).parent / "data" / "generations"
@@ -302,3 +304,94 @@ def test_no_secret_is_in_any_file() -> None:
         text = "".join(rendered(name).files.values())
         assert "sk-" not in text
         assert "VLLM_API_KEY" not in text
+
+
+NODES = {
+    "port": 29500,
+    "hosts": [
+        {"host": "host-1", "address": "10.0.0.1", "interface": "fast0"},
+        {"host": "host-2", "address": "10.0.0.2", "interface": "fast1"},
+    ],
+}
+
+
+def halves(name: str, nodes: object = NODES, **changes: object) -> tuple[Generation, Generation]:
+    release, weights, host, drafter = CASES[name]
+    host = dataclasses.replace(host, gpu_uuids=())
+    head, follower = render_parts(seat(name, nodes=nodes, **changes), release, weights, host, drafter)
+    return head, follower
+
+
+def test_the_two_halves_of_a_seat_are_one_generation() -> None:
+    head, follower = halves("lab-dense")
+    assert head.name == follower.name
+    assert head == rendered("lab-dense", nodes=NODES)
+    declared = [half.manifest["declared"] for half in (head, follower)]
+    told = {"tensor-parallel-size": 2, "pipeline-parallel-size": 1, "distributed-executor-backend": "mp", "nnodes": 2}
+    told |= {"master-addr": "10.0.0.1", "master-port": 29501}
+    assert declared[0].items() >= (told | {"node-rank": 0}).items()
+    assert declared[1].items() == {**declared[0], "node-rank": 1, "headless": True}.items()
+    environment = [half.manifest["environment"] for half in (head, follower)]
+    for values, number in zip(environment, "12", strict=True):
+        assert values["VLLM_HOST_IP"] == f"10.0.0.{number}"
+        interfaces = {values["GLOO_SOCKET_IFNAME"], values["NCCL_SOCKET_IFNAME"]}
+        assert interfaces == {f"fast{int(number) - 1}"}
+        assert values["SEATFLEET_GENERATION"] == head.name
+    assert [half.manifest["host"] for half in (head, follower)] == ["host-1", "host-2"]
+    assert [half.manifest["nodes"]["rank"] for half in (head, follower)] == [0, 1]
+    assert head.manifest["release_id"] == follower.manifest["release_id"]
+
+
+def test_units_of_the_two_halves() -> None:
+    """The head starts by itself and may be given up; the other half starts with it and answers nobody."""
+    head, follower = (half.files["vllm-seat-lab-dense.service"].splitlines() for half in halves("lab-dense"))
+    only = {line for line in head if line not in follower}
+    assert {"Restart=always", "WantedBy=multi-user.target", "OnFailure=seatfleet-stub@8031.service"} <= only
+    assert any("api-key.env" in line for line in only)
+    assert any("settle" in line for line in only)
+    for unit in (head, follower):
+        wants = "Wants=network-online.target seatfleet-firewall.service seatfleet-link@lab-dense.service"
+        assert wants in unit
+        # a worker survives its parent: the whole control group goes
+        assert "KillMode=mixed" in unit
+    assert {"Restart=no", "StartLimitIntervalSec=0"} <= set(follower)
+    assert "[Install]" not in follower
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"host": "host-2", "address": "10.0.0.2", "interface": "other"}, id="interface"),
+        pytest.param({"host": "host-2", "address": "10.0.0.3", "interface": "fast1"}, id="address"),
+    ],
+)
+def test_what_changes_one_half_alone_is_another_generation_of_both(changed: dict[str, str]) -> None:
+    before, after = (
+        halves("lab-dense", {**NODES, "hosts": [NODES["hosts"][0], other]}) for other in (NODES["hosts"][1], changed)
+    )
+    assert {half.name for half in before}.isdisjoint(half.name for half in after)
+    assert after[0].name == after[1].name
+    assert before[0].manifest["declared"] == after[0].manifest["declared"]
+
+
+def test_cards_of_two_hosts_are_named_by_their_index_and_may_be_a_pipeline() -> None:
+    for ranks, pipeline in ((None, 1), (2, 1), (1, 2)):
+        head, follower = halves("spark-dflash", tensor_parallel_size=ranks)
+        for half in (head, follower):
+            assert half.manifest["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+            assert half.manifest["declared"]["pipeline-parallel-size"] == pipeline
+            assert half.manifest["declared"]["tensor-parallel-size"] == 2 // pipeline
+
+
+def test_who_follows_whose_seats() -> None:
+    written = {"nodes": NODES, "model": "m"}
+    others = {"host-1": {"big": written, "small": {"model": "m"}}, "host-2": {"own": {"nodes": None}}, "host-3": {}}
+    assert followed_seats(others, "host-2") == {"big": written}
+    assert followed_seats(others, "host-1") == {}
+    assert follower_hosts({"nodes": "nonsense"}) == follower_hosts({"nodes": {"hosts": None}}) == []
+    pair = seat("lab-dense", nodes=NODES)
+    assert all_follower_hosts([pair, seat("lab-oracle")]) == ["host-2"]
+    own = {"seat": "lab-dense", "ports": [29500, 29501], "address": "10.0.0.1", "peers": ["10.0.0.2"]}
+    assert links([pair, seat("lab-oracle")]) == [own]
+    there = {**own, "address": "10.0.0.2", "peers": ["10.0.0.1"]}
+    assert links([dataclasses.replace(pair, host="host-2")]) == [there]

@@ -129,6 +129,20 @@ def test_the_example_of_the_manual(project: Path, capsys: pytest.CaptureFixture[
     assert "1 seat, no problem found" in out
 
 
+def test_the_example_over_two_hosts(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One seat on the head, none on the other host; without its second host it is refused."""
+    head, follower = (project / f"group_vars/{name}/seats.yml" for name in ("spark_1", "spark_2"))
+    head.write_text(documented("# group_vars/spark_1/seats.yml"))
+    follower.write_text("---\nseats: {}\n")
+    code, out = validate(project, capsys, "--limit", "gb10")
+    assert code == 0, out
+    assert "1 seat, no problem found" in out
+    edit(project, "spark_1/seats.yml", "host: spark-2", "host: spark-3")
+    code, out = validate(project, capsys, "--limit", "gb10")
+    assert code == 2
+    assert "nodes.hosts.1.host: expected another host of group gpu_hosts (did you mean 'spark-2'?)" in out
+
+
 def test_the_faults_of_the_manual(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the manual shows is what is printed."""
     (project / "group_vars/fv_ml1/seats.yml").write_text(documented("# faults"))

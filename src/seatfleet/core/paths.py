@@ -7,6 +7,7 @@ from pathlib import Path
 
 UNIT_PREFIX = "vllm-seat-"
 STUB_PREFIX = "seatfleet-stub@"
+LINK_PREFIX = "seatfleet-link@"
 WATCH_PREFIX = "seatfleet-watch-"
 FIREWALL_UNIT = "seatfleet-firewall.service"
 SERVICE_USER = "vllm"
@@ -26,6 +27,11 @@ def unit_name(seat: str) -> str:
 def stub_unit(port: int) -> str:
     """Return the systemd unit that answers 503 on a port, for example ``seatfleet-stub@8022.service``."""
     return f"{STUB_PREFIX}{port}.service"
+
+
+def link_unit(seat: str) -> str:
+    """Return the systemd unit that keeps the two halves of a seat over two hosts together."""
+    return f"{LINK_PREFIX}{seat}.service"
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,16 @@ class SeatPaths:
     def api_key(self) -> Path:
         """The environment file with ``VLLM_API_KEY``, mode 0600."""
         return self.home / API_KEY_FILE
+
+    @property
+    def link(self) -> Path:
+        """What the link of a seat over two hosts is told: ``nodes`` of its manifests."""
+        return self.home / "link.json"
+
+    @property
+    def linked(self) -> Path:
+        """What the link knows of the other host at the moment; gone with a boot."""
+        return self.root / "run/seatfleet-link" / f"{self.seat}.json"
 
     @property
     def unit(self) -> Path:

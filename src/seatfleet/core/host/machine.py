@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..health.probe_report import EXIT_BUSY, EXIT_READY
-from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX
-from ..seat import admission, flags
+from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX, SeatPaths
+from ..seat import admission, flags, link
 from ..seat.render import Generation
 from ..seat.rollout import ProbeResult, RolloutError
 from ..units import MIB
@@ -157,6 +157,7 @@ class LocalMachine:
             found.append(f"the toolbox is not installed ({TOOLBOX})")
         elif not found:
             found += _patch_problems(release)
+        found += _link_problems(manifest)
         try:
             pwd.getpwnam(SERVICE_USER)
         except KeyError:
@@ -282,6 +283,18 @@ def count_requests(metrics: str) -> int | None:
         if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{"))
     ]
     return int(sum(values)) if values else None
+
+
+def _link_problems(manifest: Mapping[str, Any]) -> list[str]:
+    """Return why the other host of a seat over two could not join its head, as the link between them last heard."""
+    nodes = manifest.get("nodes")
+    if not nodes or nodes["rank"]:
+        return []
+    try:
+        heard = json.loads(SeatPaths(manifest["seat"]).linked.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        heard = None
+    return link.obstacles(heard, manifest["generation"], nodes["hosts"][1]["host"], time.time())
 
 
 def _patch_problems(release: Path) -> list[str]:

@@ -102,7 +102,10 @@ class ModelWish:
 
 @dataclass(frozen=True)
 class SeatWish:
-    """A seat that shall run here. ``pinned`` are bytes of host RAM that it pins (the n-gram table)."""
+    """A seat that shall run here. ``pinned`` are bytes of host RAM that it pins (the n-gram table).
+
+    ``link`` are interface and address of this host on the way to the other host of a seat over two.
+    """
 
     name: str
     port: int
@@ -111,6 +114,7 @@ class SeatWish:
     utilization: float | None = None
     pinned: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    link: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,14 +134,20 @@ def load_wishes(written: Mapping[str, Any]) -> Wishes:
         hardware=written["hardware"],
         releases=tuple(ReleaseWish(**{**one, "needs": tuple(one["needs"])}) for one in written["releases"]),
         models=tuple(ModelWish(**one) for one in written["models"]),
-        seats=tuple(SeatWish(**{**one, "gpus": tuple(one["gpus"])}) for one in written["seats"]),
+        seats=tuple(
+            SeatWish(**{**one, "gpus": tuple(one["gpus"]), "link": tuple(one["link"]) if one.get("link") else None})
+            for one in written["seats"]
+        ),
         mirror=written["mirror"],
     )
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen on the host of the wishes; free bytes per file system's path, port owners, running seats."""
+    """What was seen on the host of the wishes; free bytes per file system's path, port owners, running seats.
+
+    ``addresses`` maps an interface to those it has, None where it is not there.
+    """
 
     installed: frozenset[str]
     free: Mapping[str, tuple[int, int]]
@@ -148,6 +158,7 @@ class Sight:
     assemblers: Mapping[str, frozenset[str] | None]
     ninja: Mapping[str, bool]
     mirror: bool
+    addresses: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
 
 
 def look(host: LocalHost, wishes: Wishes) -> Sight:
@@ -180,7 +191,14 @@ def look(host: LocalHost, wishes: Wishes) -> Sight:
         assemblers={path: assembler_architectures(host, path) for path in assemblers},
         ninja={release.path: host.at(f"{release.path}/bin/ninja").exists() for release in wishes.releases},
         mirror=wishes.mirror is None or host.at(wishes.mirror).is_dir(),
+        addresses={seat.link[0]: _addresses(host, seat.link[0]) for seat in wishes.seats if seat.link},
     )
+
+
+def _addresses(host: LocalHost, interface: str) -> frozenset[str] | None:
+    answer = host.run("ip", "-brief", "address", "show", "dev", interface)
+    words = answer.output.split()[2:] if answer.code == 0 else None
+    return None if words is None else frozenset(word.partition("/")[0] for word in words)
 
 
 def _space(host: LocalHost, path: str) -> tuple[int, int]:
@@ -206,6 +224,7 @@ def judge(facts: Facts, wishes: Wishes, sight: Sight, rules: Rules) -> list[Chec
         *_disk(wishes, sight, rules),
         *_memory(facts, wishes, sight, rules),
         *_ports(wishes, sight),
+        *_links(wishes, sight),
     ]
 
 
@@ -517,6 +536,18 @@ def _ports(wishes: Wishes, sight: Sight) -> Iterator[Check]:
         expected = f"port {seat.port} free or the seat's own"
         todo = "end that process, or give the seat another port"
         yield _result(f"port of {seat.name}", stranger is None, expected, stranger or "free or its own", todo)
+
+
+def _links(wishes: Wishes, sight: Sight) -> Iterator[Check]:
+    for seat in wishes.seats:
+        if seat.link is None:
+            continue
+        interface, address = seat.link
+        seen = sight.addresses.get(interface)
+        shown = f"no interface {interface}" if seen is None else ", ".join(sorted(seen)) or "no address"
+        todo = "configure the link between the two hosts, or correct nodes of the seat"
+        expected = f"{address} on {interface}"
+        yield _result(f"link of {seat.name}", seen is not None and address in seen, expected, shown, todo)
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

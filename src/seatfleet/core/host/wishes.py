@@ -101,7 +101,15 @@ def _seats(
             utilization=seat.gpu_memory_utilization or matching_utilization(seat, device, [*resident]),
             pinned=seat.host_memory or 0,
             environment={**environment, **seat.env},
+            link=_link(seat),
         )
+
+
+def _link(seat: Seat) -> tuple[str, str] | None:
+    if seat.nodes is None:
+        return None
+    node = seat.nodes.hosts[seat.nodes.rank(seat.host)]
+    return node.interface, node.address
 
 
 def _offloaded(seat: Seat, name: str) -> bool:

@@ -282,6 +282,7 @@ def check_fleet(
         _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
+    _check_nodes([item for item in items if item.active], hosts, report)
     _check_aliases([item for item in items if item.active], report)
     _check_placeholders(hosts, locate, report)
     for item in items:
@@ -673,6 +674,10 @@ def _check_sharing(items: Sequence[_Item], stub_port: object, report: Report) ->
         if isinstance(port, int) and port == stub_port:
             seen = f"{port}, where closed aliases lead (fleet_stub_port)"
             report.add(item.problem(("port",), f"a port of its own on {item.host}", seen), [item.host])
+        for link in sorted(_ports(item) - {port}):
+            if (other := ports.setdefault(link, item)) is not item:
+                seen = f"{link}, which seat {other.name} has ({other.where(('port',))})"
+                report.add(item.problem(("nodes", "port"), f"ports of its own on {item.host}", seen), [item.host])
         for index, gpu in enumerate(item.value("gpus") or ()):
             if (other := gpus.setdefault(gpu, item)) is not item:
                 seen = f"{gpu}, which seat {other.name} has ({other.where(('gpus',))})"
@@ -680,6 +685,80 @@ def _check_sharing(items: Sequence[_Item], stub_port: object, report: Report) ->
     if len({type(gpu) for gpu in gpus}) > 1:
         why = "GPUs are named by index and by UUID, so that it is not known here whether two are the same"
         report.skip(Unchecked(f"host {items[0].host}", "gpus", why), [items[0].host])
+
+
+#: What both hosts of a seat have to say alike: their halves are rendered from the head's variables.
+_ALIKE = ("fleet_hardware", "seat_environment")
+
+
+def _check_nodes(items: Sequence[_Item], hosts: Mapping[str, Mapping[str, Any]], report: Report) -> None:
+    """Check that a seat over two hosts is declared on its head, and that the other has room for it and is like it."""
+    halves: list[tuple[_Item, str]] = []
+    for item in items:
+        nodes = item.value("nodes")
+        names = [node["host"] for node in nodes["hosts"]] if nodes and nodes["hosts"] is not INVALID else []
+        if not names or INVALID in names:
+            continue
+        head, follower = names[0], names[1]
+        if item.read.merged.source(("nodes",))[0] != "seats":
+            # Whoever looks for seats that a host follows looks at the seats only.
+            problem = item.problem(("nodes",), "written at the seat itself", "written in a preset")
+            report.add(problem, [item.host])
+        if head != item.host:
+            at = ("nodes", "hosts", "0", "host")
+            report.add(item.problem(at, f"{item.host}, the host of the seat: the head comes first", show(head)), names)
+        known = [host for host in hosts if SEAT_GROUP in (hosts[host].get("group_names") or [SEAT_GROUP])]
+        if follower not in known:
+            at = ("nodes", "hosts", "1", "host")
+            expected = f"another host of group {SEAT_GROUP}{did_you_mean(follower, known)}"
+            report.add(item.problem(at, expected, show(follower)), [item.host])
+            continue
+        _check_likeness(item, follower, hosts, report)
+        halves.append((item, follower))
+    for item, follower in halves:
+        there = [other for other in items if other.host == follower]
+        there += [other for other, host in halves if host == follower and other is not item]
+        _check_room(item, follower, there, report)
+
+
+def _check_likeness(item: _Item, follower: str, hosts: Mapping[str, Mapping[str, Any]], report: Report) -> None:
+    """Check what one rendering for both hosts, and one release on both, rests on."""
+    head, other = hosts[item.host], hosts[follower]
+    for name in _ALIKE:
+        if head.get(name, {}) != other.get(name, {}):
+            expected = f"{name} of {follower} like that of {item.host}: a seat over two hosts needs two of one class"
+            report.add(item.problem(("nodes",), expected, "another"), [item.host, follower])
+    for kind, named in (("releases", item.value("release")), ("models", item.value("model"))):
+        entries = [variables.get(kind) for variables in (head, other)]
+        mine, theirs = (entry.get(named) if isinstance(entry, Mapping) else None for entry in entries)
+        if isinstance(named, str) and mine != theirs:
+            expected = f"entry {named} of {kind} on {follower} as on {item.host}: both halves run the same"
+            seen = "another" if theirs is not None else "none"
+            report.add(item.problem((kind.removesuffix("s"),), expected, seen), [item.host, follower])
+
+
+def _check_room(item: _Item, follower: str, there: Sequence[_Item], report: Report) -> None:
+    """Check that nobody on the follower has the name, the ports or the GPUs of the half that runs there."""
+    ports = _ports(item)
+    for other in there:
+        whose = f"seat {other.name} on {other.host} ({other.where(())})"
+        scope = [item.host, follower]
+        if other.name == item.name:
+            report.add(item.problem((), f"a name that no seat on {follower} has", f"that of {whose}"), scope)
+        if shared := sorted(ports & _ports(other)):
+            expected = f"ports of its own on {follower}"
+            report.add(item.problem(("nodes", "port"), expected, f"{shared[0]}, which {whose} has"), scope)
+        for index, gpu in enumerate(item.value("gpus") or ()):
+            if gpu in (other.value("gpus") or ()):
+                expected = f"a GPU of its own on {follower}"
+                report.add(item.problem(("gpus", str(index)), expected, f"{gpu}, which {whose} has"), scope)
+
+
+def _ports(item: _Item) -> set[int]:
+    """Return the TCP ports of a seat, with nodes those of its link too (its own is the head's alone)."""
+    nodes, port = item.value("nodes"), item.value("port")
+    link = nodes["port"] if nodes and nodes["port"] is not INVALID else None
+    return {port for port in (port, link, link + 1 if link else None) if isinstance(port, int)}
 
 
 def _check_host_memory(host: str, items: Sequence[_Item], hardware: Entry | None, report: Report) -> None:

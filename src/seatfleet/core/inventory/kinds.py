@@ -288,14 +288,21 @@ class Items(Kind):
     what: str
     least: int = 0
     unique: bool = True
+    most: int | None = None
 
     @property
     def expected(self) -> str:
+        if self.most is not None:
+            return (
+                f"a list of {self.least} {self.what}" if self.least == self.most else f"at most {self.most} {self.what}"
+            )
         return f"a list of {self.what}" + (", not empty" if self.least else "")
 
     def convert(self, value: object, at: Path, findings: Findings) -> Checked:
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) < self.least:
             return findings.add(at, self.expected, show(value))
+        if self.most is not None and len(value) > self.most:
+            return findings.add(at, self.expected, f"{len(value)} entries")
         items = [self.item.read(item, (*at, str(index)), findings) for index, item in enumerate(value)]
         if any(item is INVALID for item in items):
             return INVALID
@@ -305,7 +312,10 @@ class Items(Kind):
         return tuple(items)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": self.item.schema(), "minItems": self.least, "uniqueItems": self.unique}
+        limit = {} if self.most is None else {"maxItems": self.most}
+        return {
+            "type": "array", "items": self.item.schema(), "minItems": self.least, **limit, "uniqueItems": self.unique
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

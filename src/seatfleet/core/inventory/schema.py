@@ -33,7 +33,7 @@ from .kinds import (
     is_template,
     show,
 )
-from .seat import Alias, Evidence, Probe, Seat, Speculative
+from .seat import Alias, Evidence, Node, Nodes, Probe, Seat, Speculative
 
 EVIDENCE_STATES = ("measured", "elsewhere", "unmeasured", "unsupported")
 WORKLOADS = ("count", "code", "prose", "agent")
@@ -199,6 +199,43 @@ ENGRAM = Record(
     ),
 )
 
+#: vLLM itself takes more; this is what was tried.
+NODE_COUNT = 2
+NODES = Record(
+    "nodes",
+    (
+        Field(
+            "port",
+            Integer(1024, 65_534),
+            "TCP port on the head where the other host asks what to run; the processes of the engine meet on the next.",
+            required=True,
+        ),
+        Field(
+            "hosts",
+            Items(
+                Record(
+                    "a node",
+                    (
+                        Field("host", Text("the name of a host"), "Host of the inventory.", required=True),
+                        Field("address", Address(), "Its address on the link between the two.", required=True),
+                        Field(
+                            "interface",
+                            Text("the name of a network interface", r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}"),
+                            "The interface that has this address.",
+                            required=True,
+                        ),
+                    ),
+                ),
+                "nodes",
+                least=NODE_COUNT,
+                most=NODE_COUNT,
+            ),
+            "Two hosts of one class: first this one, which has port, aliases and probe, then the one that follows.",
+            required=True,
+        ),
+    ),
+)
+
 SEAT = Record(
     "a seat",
     (
@@ -208,7 +245,7 @@ SEAT = Record(
         Field(
             "gpus",
             Items(Gpu(), "GPU indices in PCI order or GPU UUIDs"),
-            "GPUs of the host that this seat alone uses. Empty on hosts without GPU.",
+            "GPUs of the host (with `nodes`: of each) that this seat alone uses. Empty on hosts without GPU.",
             required=True,
         ),
         Field("port", Integer(1024, 65_535), "TCP port, one per seat on a host.", required=True),
@@ -248,10 +285,11 @@ SEAT = Record(
         Field(
             "tensor_parallel_size",
             Integer(1, 64),
-            "GPUs the model is split over.",
+            "GPUs the model is split over. Less than all of both hosts, with `nodes`, is a pipeline of both.",
             nullable=True,
-            default_text="number of `gpus`, at least 1",
+            default_text="number of `gpus`, at least 1; of both hosts with `nodes`",
         ),
+        Field("nodes", NODES, "One seat over two hosts.", nullable=True),
         Field(
             "speculative",
             SPECULATIVE,
@@ -363,6 +401,7 @@ OWNED_FLAGS: Mapping[str, str] = {
     "enable-prompt-tokens-details": "nothing: always on, the prefix probe needs it",
     "shutdown-timeout": "probe.stop_timeout_s",
     "uds": "nothing: a seat listens on its port",
+    **dict.fromkeys(("nnodes", "node-rank", "master-addr", "master-port", "headless"), "nodes"),
     "root-path": "nothing: the gateway reaches the seat at its root",
     "ssl-keyfile": "nothing: only the gateway and loopback reach the port",
     "ssl-certfile": "nothing: only the gateway and loopback reach the port",
@@ -402,6 +441,9 @@ OWNED_ENV: Mapping[str, str] = {
     "VLLM_ATTENTION_BACKEND": "attention_backend",
     "VLLM_ENGINE_READY_TIMEOUT_S": "probe.ready_timeout_s",
 }
+
+#: What a seat over two hosts gets from its nodes, and another may set itself.
+NODE_ENV = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")
 
 
 @dataclass(frozen=True)
@@ -561,9 +603,49 @@ def _acceptance_is_reachable(seat: Mapping[str, Any], findings: Findings) -> Non
 
 
 def _gpus_fit_parallelism(seat: Mapping[str, Any], findings: Findings) -> None:
-    gpus, ranks = seat["gpus"], seat["tensor_parallel_size"]
-    if _known(gpus, ranks) and gpus and ranks is not None and ranks != len(gpus):
-        findings.add(("tensor_parallel_size",), f"{len(gpus)}, the number of gpus", show(ranks))
+    gpus, ranks, nodes = seat["gpus"], seat["tensor_parallel_size"], seat["nodes"]
+    if not _known(gpus, ranks, nodes) or ranks is None:
+        return
+    if nodes is None:
+        if gpus and ranks != len(gpus):
+            findings.add(("tensor_parallel_size",), f"{len(gpus)}, the number of gpus", show(ranks))
+        return
+    total = _ranks(gpus, NODE_COUNT)
+    if ranks not in {total, total // NODE_COUNT}:
+        expected = f"{total}, the GPUs of both hosts, or {total // NODE_COUNT} for a pipeline of both"
+        findings.add(("tensor_parallel_size",), expected, show(ranks))
+
+
+def _ranks(gpus: Sequence[object], nodes: int) -> int:
+    """Return how many processes compute: one per GPU of every host, on hosts without any one per host."""
+    return max(1, len(gpus)) * nodes
+
+
+def _nodes_are_two(seat: Mapping[str, Any], findings: Findings) -> None:
+    nodes, gpus, port = seat["nodes"], seat["gpus"], seat["port"]
+    if nodes is None or not _known(nodes) or not _known(nodes["hosts"]):
+        return
+    for name in ("host", "address"):
+        values = [node[name] for node in nodes["hosts"]]
+        if _known(*values) and len(set(values)) < len(values):
+            findings.add(("nodes", "hosts", "1", name), f"another {name} than the first node", show(values[1]))
+    for index, gpu in enumerate(gpus if _known(gpus) else ()):
+        if isinstance(gpu, str):
+            findings.add(("gpus", str(index)), "an index, which means a card on each of the two hosts", show(gpu))
+    if _known(nodes["port"], port) and port in {nodes["port"], nodes["port"] + 1}:
+        findings.add(
+            ("nodes", "port"), f"one that with the next is not {port}, the port of the seat", show(nodes["port"])
+        )
+    flags = seat["engine"] if _known(seat["engine"]) else {}
+    for flag, why in (
+        ("pipeline-parallel-size", "tensor_parallel_size decides it"),
+        ("distributed-executor-backend", "it is mp over two hosts"),
+    ):
+        if flag in flags:
+            findings.add(("engine", flag), f"nothing with nodes: {why}", show(flags[flag]))
+    for name in NODE_ENV if _known(seat["env"]) else ():
+        if name in seat["env"]:
+            findings.add(("env", name), "nodes instead", "a name that each of the two units sets")
 
 
 def _batch_holds_sequences(seat: Mapping[str, Any], findings: Findings) -> None:
@@ -638,6 +720,7 @@ RULES: tuple[Rule, ...] = (
     _drafter_fits_method,
     _acceptance_is_reachable,
     _gpus_fit_parallelism,
+    _nodes_are_two,
     _batch_holds_sequences,
     _offload_names_host_memory,
     _engine_leaves_fields_alone,
@@ -710,12 +793,16 @@ def _evidence(values: Mapping[str, Any] | None) -> Evidence | None:
 
 def _build(name: str, host: str, values: Mapping[str, Any]) -> Seat:
     """Return the dataclass from values that passed every check."""
-    special = {"tensor_parallel_size", "kv_cache_why", "speculative", "speculative_why", "engram", "aliases", "probe"}
+    special = {
+        "tensor_parallel_size", "nodes", "kv_cache_why", "speculative", "speculative_why", "engram", "aliases", "probe"
+    }  # fmt: skip
     spec, engram = values["speculative"], values["engram"]
+    nodes = None if values["nodes"] is None else _nodes(values["nodes"])
     return Seat(
         name=name,
         host=host,
-        tensor_parallel_size=values["tensor_parallel_size"] or max(1, len(values["gpus"])),
+        tensor_parallel_size=values["tensor_parallel_size"] or _ranks(values["gpus"], len(nodes.hosts) if nodes else 1),
+        nodes=nodes,
         kv_cache_why=_evidence(values["kv_cache_why"]),
         speculative=None if spec is None else Speculative(**spec),
         speculative_why=_evidence(values["speculative_why"]),
@@ -724,6 +811,10 @@ def _build(name: str, host: str, values: Mapping[str, Any]) -> Seat:
         probe=Probe(**values["probe"]),
         **{key: value for key, value in values.items() if key not in special},
     )
+
+
+def _nodes(values: Mapping[str, Any]) -> Nodes:
+    return Nodes(values["port"], tuple(Node(**node) for node in values["hosts"]))
 
 
 def _alias(name: str, values: Mapping[str, Any]) -> Alias:

@@ -70,8 +70,47 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Node:
+    """One host of a seat over two, with its address and interface on the link between them."""
+
+    host: str
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The hosts of a seat over two: first the head, which owns seat, port and aliases, then its follower.
+
+    On ``port`` of the head the follower asks what to run (:mod:`seatfleet.core.link`), on the next the processes of
+    the engine find each other.
+    """
+
+    port: int
+    hosts: tuple[Node, ...]
+
+    @property
+    def head(self) -> Node:
+        """The host that the seat is declared on."""
+        return self.hosts[0]
+
+    @property
+    def rendezvous_port(self) -> int:
+        """Where the processes of the engine find each other (vLLM's ``--master-port``)."""
+        return self.port + 1
+
+    def rank(self, host: str) -> int:
+        """Return the place of a host, 0 for the head.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        return [node.host for node in self.hosts].index(host)
+
+
+@dataclass(frozen=True)
 class Seat:
-    """One served model on given GPUs of one host."""
+    """One served model on given GPUs of one host, or of two."""
 
     name: str
     host: str
@@ -87,6 +126,7 @@ class Seat:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     tensor_parallel_size: int = 1
+    nodes: Nodes | None = None
     kv_cache_why: Evidence | None = None
     speculative: Speculative | None = None
     speculative_why: Evidence | None = None  # set exactly when speculative is None
@@ -106,3 +146,8 @@ class Seat:
     aliases: tuple[Alias, ...] = ()
     probe: Probe = field(default_factory=Probe)
     state: str = "present"
+
+    @property
+    def ranks(self) -> int:
+        """How many processes compute, on all hosts together."""
+        return max(1, len(self.gpus)) * len(self.nodes.hosts) if self.nodes else self.tensor_parallel_size

@@ -43,11 +43,20 @@ def rows(host: str, results: Mapping[str, Result], tasks: Mapping[str, Result]) 
         "release": _releases,
         "model": _models,
         "staged": _staged,
+        "linked": _linked,
+        "linked_there": _linked_there,
         "foreseen": _seats,
         "aliases": _steps("alias"),
         "keys": _steps("key"),
     }
-    parts = {"staged": "seat", "foreseen": "seat", "aliases": "alias", "keys": "key"}
+    parts = {
+        "staged": "seat",
+        "linked": "seat",
+        "linked_there": "seat",
+        "foreseen": "seat",
+        "aliases": "alias",
+        "keys": "key",
+    }
     for name, read in readers.items():
         result, part = results.get(name) or {}, parts.get(name, name)
         if result.get("failed"):
@@ -88,6 +97,22 @@ def _staged(result: Result) -> Iterator[tuple[str, str]]:
             yield seat["seat"], f"files of generation {seat['generation']} or the API key differ"
     for name in result.get("unmanaged") or ():
         yield name, "not in the inventory: playbooks/remove.yml removes it, or bring its entry back"
+
+
+def _linked(result: Result) -> Iterator[tuple[str, str]]:
+    for seat in result.get("seats") or ():
+        if seat["changed"]:
+            yield seat["seat"], "the link to its other host is not as declared, or does not run"
+
+
+def _linked_there(result: Result) -> Iterator[tuple[str, str]]:
+    for one in result.get("results") or ():
+        for seat in one.get("seats") or ():
+            if seat["changed"]:
+                yield (
+                    seat["seat"],
+                    f"its half on {one['item']}: generation {seat['generation']} or the link is not there",
+                )
 
 
 def _seats(result: Result) -> Iterator[tuple[str, str]]:

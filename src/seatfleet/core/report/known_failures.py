@@ -903,8 +903,11 @@ _SEVERAL = (
         symptom="NCCL of the wheel and of DGX OS differ although both say 2.28.9",
         trigger="GB10, two machines",
         sources=("vllm#41725", "vllm#42354"),
-        prevent="the wheel's NCCL is in the lock by hash, so two hosts of one release have the same file",
-        covered=("test_releases::test_what_decides_the_files_decides_the_id",),
+        prevent="the wheel's NCCL is in the lock by hash; both hosts of a seat run one release, or it is refused",
+        covered=(
+            "test_releases::test_what_decides_the_files_decides_the_id",
+            "test_link::test_a_generation_that_lacks_something_is_not_started",
+        ),
         pattern=r"NCCL error|ncclSystemError|ncclUnhandledCudaError",
         explain="both hosts must run the same release; look for LD_PRELOAD or VLLM_NCCL_SO_PATH in env:",
     ),
@@ -913,9 +916,9 @@ _SEVERAL = (
         symptom="wrong RoCE interface or GID index",
         trigger="two Sparks",
         sources=("vllm#46097", "model-serving-minefield 89", "DSpark#87"),
-        open="interfaces are the operator's to name (env: NCCL_SOCKET_IFNAME, NCCL_IB_GID_INDEX); no card to test on",
+        open="interfaces are the operator's to name (nodes; env: NCCL_IB_GID_INDEX); no card to test on",
         pattern=r"ibv_modify_qp failed|Gloo connectFullMesh failed",
-        explain="name the interface of the fast link in env: of the seat (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+        explain="name the interface of the fast link in nodes: of the seat, NCCL_IB_GID_INDEX in its env:",
     ),
     Failure(
         id="N5",
@@ -1046,8 +1049,11 @@ _ANYWHERE = (
         symptom="a seat over two hosts answers /health with 200 while the worker on the other host is dead",
         trigger="vLLM's multi-node launch; the next request gets 500 and ends the server",
         sources=("recorded here, vLLM 0.32.0",),
-        explain="seats over two hosts are not offered; what was tried by hand is in docs/hosts.md",
-        open="one seat is one unit on one host",
+        detect="the link of the two hosts ends the other half within seconds, and both start anew",
+        covered=(
+            "test_link::test_the_head_is_ended_when_the_half_that_was_with_it_is_gone",
+            "test_two_hosts::test_one_half_that_ends_takes_the_other_with_it_and_both_come_back",
+        ),
     ),
 )
 

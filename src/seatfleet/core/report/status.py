@@ -158,7 +158,7 @@ def seat_status(
         managed=managed,
         release=str(manifest["release_id"]) if manifest else None,
         generation=running,
-        state=_state(unit, bool(evidence)),
+        state=_state(unit, bool(evidence), _head(manifest)),
         good=bool(evidence),
         ready_s=evidence.get("ready_s"),
         acceptance=lengths,
@@ -200,9 +200,17 @@ def read_history(kept: Path, count: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _state(unit: UnitState, proven: bool) -> str:
+def _head(manifest: Mapping[str, Any] | None) -> str | None:
+    """Return the host that this one follows, None where it is the seat's own."""
+    nodes = (manifest or {}).get("nodes")
+    return str(nodes["hosts"][0]["host"]) if nodes and nodes["rank"] else None
+
+
+def _state(unit: UnitState, proven: bool, head: str | None = None) -> str:
     if not unit.running:
-        return str(unit)
+        return f"{unit}, follows {head}" if head else str(unit)
+    if head:
+        return f"follows {head}"
     return "READY" if proven else "running, not proven"
 
 

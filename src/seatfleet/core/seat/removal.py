@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..paths import CACHE, SEATS, SeatPaths
+from ..paths import CACHE, SEATS, SeatPaths, link_unit
 from . import generations
 from .decision import Wanted
 from .rollout import KILL_MARGIN_S, Machine, Rollout, RolloutError
@@ -21,13 +21,17 @@ _STOP_TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Removal:
-    """What was (or in check mode would be) removed, as paths. Nothing was when ``failure`` says why."""
+    """What was (or in check mode would be) removed, as paths. Nothing was when ``failure`` says why.
+
+    ``follower`` is the other host of a seat over two, where its other half has to be removed next.
+    """
 
     seat: str
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     drained_s: float | None = None
     aborted: int = 0
+    follower: str | None = None
     failure: str | None = None
 
 
@@ -47,13 +51,18 @@ def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool,
     }
     used = _used_by_others(paths)
     doomed = [*own, *sorted(_under(paths, path) for path in shared - used if _under(paths, path).is_dir())]
-    result = Removal(paths.seat, tuple(map(str, doomed)), tuple(sorted(map(str, shared & used))))
+    result = Removal(
+        paths.seat, tuple(map(str, doomed)), tuple(sorted(map(str, shared & used))), follower=_follower(manifests)
+    )
     if check or not doomed:
         return result
     manifest = manifests[0] if manifests else _UNKNOWN
     manifest = {**manifest, "unit": paths.unit.name, "probe": {"stop_timeout_s": _STOP_TIMEOUT_S, **manifest["probe"]}}
     timer = f"seatfleet-probe@{paths.seat}.timer"
     machine.stop(timer, KILL_MARGIN_S)
+    if paths.link.exists():
+        # First: it would start what is stopped next, or end it.
+        machine.stop(link_unit(paths.seat), KILL_MARGIN_S)
     try:
         drained_s, aborted = Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
     except RolloutError as error:
@@ -64,13 +73,14 @@ def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool,
         else:
             path.unlink()
     machine.forget(paths.unit.name)
-    return Removal(paths.seat, result.removed, result.kept, drained_s, aborted)
+    return replace(result, drained_s=drained_s, aborted=aborted)
 
 
 def _files(paths: SeatPaths) -> Iterator[Path]:
     """Yield what belongs to one seat: what starts it first, so that a removal that is killed leaves nothing running."""
     units = paths.root / _WANTS
     yield units / "multi-user.target.wants" / paths.unit.name
+    yield units / "multi-user.target.wants" / link_unit(paths.seat)
     yield units / "timers.target.wants" / f"seatfleet-probe@{paths.seat}.timer"
     yield paths.unit
     yield units / f"{paths.unit.name}.d"
@@ -87,6 +97,15 @@ def _manifests(paths: SeatPaths) -> Iterator[dict[str, Any]]:
     for name in sorted(names, key=lambda name: name != current):
         if manifest := generations.read_manifest(paths, name):
             yield manifest
+
+
+def _follower(manifests: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the host that follows, of the latest generation over two hosts, on its head."""
+    for manifest in manifests:
+        nodes = manifest.get("nodes")
+        if nodes and not nodes["rank"]:
+            return str(nodes["hosts"][1]["host"])
+    return None
 
 
 def _used_by_others(paths: SeatPaths) -> set[Path]:

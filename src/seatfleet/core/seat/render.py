@@ -16,11 +16,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..files import canonical_json, pretty_json
-from ..inventory.seat import Seat, Speculative
+from ..inventory.seat import Nodes, Seat, Speculative
 from ..paths import API_KEY_FILE, CACHE, SEATS, unit_name
 from ..problems import Problem, ProblemsError
 from ..units import GIB
@@ -116,30 +116,82 @@ def seat_api_key(secret: str, host: str, seat: str) -> str:
 def render(
     seat: Seat, release: ReleaseRef, model: ModelRef, host: HostClass, drafter: ModelRef | None = None
 ) -> Generation:
-    """Render a seat.
+    """Render a seat, of one over two hosts the part of its head.
 
     Raises:
         ProblemsError: ``engine:`` or ``env:`` of the seat sets what the seat's own fields or the fleet set.
     """
-    config = vllm_config(seat, model, host, drafter)
-    environment = seat_environment(seat, release, model, host)
-    unit = render_unit(_unit_spec(seat, host))
-    nameless = {**config, "served-model-name": [seat.model]}
-    identity = [dump_mapping(nameless), render_environment(environment), unit]
+    return render_parts(seat, release, model, host, drafter)[0]
+
+
+def render_parts(
+    seat: Seat, release: ReleaseRef, model: ModelRef, host: HostClass, drafter: ModelRef | None = None
+) -> tuple[Generation, ...]:
+    """Render a seat for each of its hosts, the head first; the hosts are of one class.
+
+    All parts have one name, a hash of all of them: what one host runs says what the other has to.
+
+    Raises:
+        ProblemsError: as :func:`render`.
+    """
+    parts = [
+        _part(seat, rank, release, model, host, drafter) for rank in range(len(seat.nodes.hosts) if seat.nodes else 1)
+    ]
+    identity = [text for part in parts for text in part.identity]
     name = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:HASH_LENGTH]
-    environment[GENERATION_VARIABLE] = name
-    manifest = _manifest(seat, name, release, model, drafter, config, environment)
+    return tuple(_generation(seat, name, part, release, model, drafter) for part in parts)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one host runs of a seat."""
+
+    rank: int
+    config: Mapping[str, Any]
+    environment: Mapping[str, str]
+    unit: str
+
+    @property
+    def identity(self) -> list[str]:
+        nameless = {**self.config, "served-model-name": [self.config["served-model-name"][0]]}
+        return [dump_mapping(nameless), render_environment(self.environment), self.unit]
+
+
+def _part(
+    seat: Seat, rank: int, release: ReleaseRef, model: ModelRef, host: HostClass, drafter: ModelRef | None
+) -> _Part:
+    config = vllm_config(seat, model, host, drafter, rank)
+    return _Part(
+        rank, config, seat_environment(seat, release, model, host, rank), render_unit(_unit_spec(seat, host, rank))
+    )
+
+
+def _generation(
+    seat: Seat, name: str, part: _Part, release: ReleaseRef, model: ModelRef, drafter: ModelRef | None
+) -> Generation:
+    environment = {**part.environment, GENERATION_VARIABLE: name}
+    manifest = _manifest(seat, name, release, model, drafter, part.config, environment)
+    if seat.nodes is not None:
+        manifest |= {"host": seat.nodes.hosts[part.rank].host, "nodes": _manifest_nodes(seat.nodes, part.rank)}
     files = {
-        CONFIG_FILE: dump_mapping(config),
+        CONFIG_FILE: dump_mapping(part.config),
         ENVIRONMENT_FILE: render_environment(environment),
-        unit_name(seat.name): unit,
+        unit_name(seat.name): part.unit,
         MANIFEST_FILE: pretty_json(manifest),
     }
     return Generation(seat.name, name, release.path, files, manifest)
 
 
-def vllm_config(seat: Seat, model: ModelRef, host: HostClass, drafter: ModelRef | None = None) -> dict[str, Any]:
+def _manifest_nodes(nodes: Nodes, rank: int) -> dict[str, Any]:
+    return {"rank": rank, "port": nodes.port, "hosts": [asdict(node) for node in nodes.hosts]}
+
+
+def vllm_config(
+    seat: Seat, model: ModelRef, host: HostClass, drafter: ModelRef | None = None, rank: int = 0
+) -> dict[str, Any]:
     """Return what goes into vLLM's ``--config`` file: canonical option names, in the order they are written.
+
+    ``rank`` is the place of the host among the seat's nodes.
 
     Only canonical names: an abbreviation (``kv-cache-memory``) is accepted until a release adds a second option that
     starts the same way. ``enable-x: false`` is dropped without a word there, so a switched-off option is written as
@@ -159,6 +211,7 @@ def vllm_config(seat: Seat, model: ModelRef, host: HostClass, drafter: ModelRef 
         "max-num-batched-tokens": seat.max_num_batched_tokens,
         "max-num-seqs": seat.max_num_seqs,
         "tensor-parallel-size": seat.tensor_parallel_size,
+        **(_parallel_nodes(seat, seat.nodes, rank) if seat.nodes else {}),
         "enable-prefix-caching": seat.prefix_caching,
         "enforce-eager": seat.enforce_eager or None,
         "attention-backend": seat.attention_backend,
@@ -183,6 +236,19 @@ def vllm_config(seat: Seat, model: ModelRef, host: HostClass, drafter: ModelRef 
     return dict(_switch(key, value) for key, value in (config | engine).items() if value is not None)
 
 
+def _parallel_nodes(seat: Seat, nodes: Nodes, rank: int) -> dict[str, Any]:
+    """Return vLLM's own launch over several hosts: the head answers, the others have no API server."""
+    return {
+        "pipeline-parallel-size": seat.ranks // seat.tensor_parallel_size,
+        "distributed-executor-backend": "mp",
+        "nnodes": len(nodes.hosts),
+        "node-rank": rank,
+        "master-addr": nodes.head.address,
+        "master-port": nodes.rendezvous_port,
+        "headless": True if rank else None,
+    }
+
+
 def served_names(seat: Seat) -> list[str]:
     """Return the names vLLM answers to: the model's own first (it labels the metrics), then one per alias.
 
@@ -191,7 +257,9 @@ def served_names(seat: Seat) -> list[str]:
     return list(dict.fromkeys((seat.model, *(alias.name for alias in seat.aliases))))
 
 
-def seat_environment(seat: Seat, release: ReleaseRef, model: ModelRef, host: HostClass) -> dict[str, str]:
+def seat_environment(
+    seat: Seat, release: ReleaseRef, model: ModelRef, host: HostClass, rank: int = 0
+) -> dict[str, str]:
     """Return the environment of the seat's process, without the generation and the API key.
 
     Every cache lies in the unit's ``CacheDirectory``, in a folder per (release, weights, drafter settings): vLLM's
@@ -227,8 +295,10 @@ def seat_environment(seat: Seat, release: ReleaseRef, model: ModelRef, host: Hos
         **_devices(seat, host),
     }
     # The processes of one engine meet on ports of their own (16 of them on the host's address, measured); on loopback
-    # nobody else reaches those. A seat over several hosts sets its interface in `env`.
-    adjustable = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    # nobody else reaches those, and over two hosts the firewall lets only the other in.
+    node = seat.nodes.hosts[rank] if seat.nodes else None
+    interface, address = (node.interface, node.address) if node else ("lo", "127.0.0.1")
+    adjustable = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, "VLLM_HOST_IP": address}
     # LiteLLM keeps idle connections for 120 s (AIOHTTP_KEEPALIVE_TIMEOUT) and vLLM closes them after 5: a call on one
     # that is just being closed is a 500 for its caller ("Connection closed", seen under load on an untouched seat).
     adjustable["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "180"
@@ -271,7 +341,7 @@ def matching_utilization(seat: Seat, host: HostClass, resident: list[int | None]
     """
     if seat.kv_cache_memory is None or host.accelerator != "cuda" or host.device_memory is None:
         return None
-    weights = sum(size or 0 for size in resident) / seat.tensor_parallel_size
+    weights = sum(size or 0 for size in resident) / seat.ranks
     share = (weights + seat.kv_cache_memory + ENGINE_OVERHEAD) / host.device_memory
     return min(MAX_UTILIZATION, math.ceil(share * 100) / 100)
 
@@ -306,18 +376,26 @@ def _taken(seat: Seat, field_name: str, key: str, reason: str) -> Problem:
     return Problem("", f"seat {seat.name} on {seat.host}", f"{field_name}.{key}", f"no such entry ({reason})", key)
 
 
-def _unit_spec(seat: Seat, host: HostClass) -> UnitSpec:
+def _unit_spec(seat: Seat, host: HostClass, rank: int) -> UnitSpec:
     cuda = host.accelerator == "cuda"
     return UnitSpec(
         seat=seat.name,
-        description=f"vLLM seat {seat.name}: {seat.model} on port {seat.port}",
+        description=f"vLLM seat {seat.name}: {_what(seat, rank)}",
         port=seat.port,
         ready_timeout_s=seat.probe.ready_timeout_s,
         stop_timeout_s=seat.probe.stop_timeout_s,
         devices=host.devices if cuda else (),
         capabilities=host.capabilities,
         after=("nvidia-persistenced.service",) if cuda else (),
+        link=seat.nodes is not None,
+        follows=rank > 0,
     )
+
+
+def _what(seat: Seat, rank: int) -> str:
+    if seat.nodes is not None and rank:
+        return f"{seat.model}, following {seat.nodes.head.host}"
+    return f"{seat.model} on port {seat.port}"
 
 
 def _manifest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..inventory.schema import Presets, load_seat
@@ -11,7 +11,7 @@ from ..inventory.seat import Seat
 from ..model.models import load_manifest
 from ..problems import Problem, ProblemsError
 from ..units import parse_size
-from .render import Generation, HostClass, ModelRef, ReleaseRef, render, seat_api_key
+from .render import Generation, HostClass, ModelRef, ReleaseRef, render_parts, seat_api_key
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,67 @@ def used_models(seats: Iterable[Seat]) -> list[str]:
 
 
 def render_host(given: HostInput) -> list[Generation]:
-    """Render the seats of a host that should be present.
+    """Render the seats of a host that should be present, of those over two hosts what runs on this one, their head.
 
     Raises:
         ProblemsError: wrong fields of all seats; or a release, a model or a GPU that is not there.
     """
+    return [parts[0] for parts in _render_all(given)]
+
+
+def render_followers(given: HostInput) -> list[Generation]:
+    """Render what runs on other hosts of this host's seats; ``host`` of each manifest says where.
+
+    Raises:
+        ProblemsError: as :func:`render_host`.
+    """
+    return [part for parts in _render_all(given) for part in parts[1:]]
+
+
+def _render_all(given: HostInput) -> list[tuple[Generation, ...]]:
     seats = load_seats(given.seats, given.host, given.presets)
     problems = [problem for seat in seats for problem in _dangling(seat, given)]
     if problems:
         raise ProblemsError(problems)
     host = _host_class(given)
     return [_render(seat, given, host) for seat in seats]
+
+
+def links(seats: Iterable[Seat]) -> list[dict[str, Any]]:
+    """Return, for each seat over two hosts, the ports and addresses that only its other hosts may reach on this one."""
+    return [
+        {
+            "seat": seat.name,
+            "ports": [seat.nodes.port, seat.nodes.rendezvous_port],
+            "address": seat.nodes.hosts[seat.nodes.rank(seat.host)].address,
+            "peers": [node.address for node in seat.nodes.hosts if node.host != seat.host],
+        }
+        for seat in seats
+        if seat.nodes is not None
+    ]
+
+
+def all_follower_hosts(seats: Iterable[Seat]) -> list[str]:
+    """Return the hosts that follow one of the seats, sorted."""
+    return sorted({node.host for seat in seats if seat.nodes for node in seat.nodes.hosts[1:]})
+
+
+def followed_seats(others: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, dict[str, Any]]:
+    """Return the seats of other hosts that a host follows, as they are written; ``others`` are all hosts' ``seats``."""
+    return {
+        str(name): dict(written)
+        for other, seats in sorted(others.items())
+        if other != host
+        for name, written in seats.items()
+        if host in follower_hosts(written)
+    }
+
+
+def follower_hosts(written: Mapping[str, Any]) -> list[str]:
+    """Return the hosts beside the head of a seat as it is written, without complaint about what is wrong in it."""
+    nodes = written.get("nodes") or {}
+    hosts = nodes.get("hosts") if isinstance(nodes, Mapping) else None
+    return [str(node.get("host")) for node in (hosts or ())[1:] if isinstance(node, Mapping)]
 
 
 def seat_api_keys(seats: Iterable[str], host: str, secret: str) -> dict[str, str]:
@@ -126,10 +176,13 @@ def _host_class(given: HostInput) -> HostClass:
     )
 
 
-def _render(seat: Seat, given: HostInput, host: HostClass) -> Generation:
+def _render(seat: Seat, given: HostInput, host: HostClass) -> tuple[Generation, ...]:
+    if seat.nodes is not None:
+        # An index means a card on each of the hosts; only this one's UUIDs are known.
+        host = replace(host, gpu_uuids=())
     drafter = _drafter(seat)
     parts = [_model(seat, given.models[name], given.hardware) for name in (seat.model, drafter) if name]
-    return render(seat, given.releases[seat.release], parts[0], host, parts[1] if drafter else None)
+    return render_parts(seat, given.releases[seat.release], parts[0], host, parts[1] if drafter else None)
 
 
 def _model(seat: Seat, model: Model, hardware: Mapping[str, Any]) -> ModelRef:

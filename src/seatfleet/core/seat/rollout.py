@@ -17,11 +17,12 @@ from typing import Any, Protocol
 from ..files import umask, write_atomic
 from ..host.processes import SeatState, UnitState
 from ..host.sockets import Owner
-from ..paths import SeatPaths, stub_unit
+from ..paths import SeatPaths, link_unit, stub_unit
 from ..report.journal import first_cause
 from ..units import MIB, format_gib
 from . import generations
 from .decision import Action, Decision, OnDisk, Wanted, decide, digest
+from .link import ENDED as LINK_ENDED
 from .render import GENERATION_VARIABLE, MANIFEST_FILE, Generation
 
 # Between two looks at a starting seat; the probe has its own clock.
@@ -471,7 +472,14 @@ class Rollout:
         return float(ready_s) if isinstance(ready_s, (int, float)) else elapsed, result.evidence
 
     def _cause(self, since: float) -> str | None:
-        return first_cause(self.machine.journal(self.wanted.unit, since))
+        return self._end_by_link(since) or first_cause(self.machine.journal(self.wanted.unit, since))
+
+    def _end_by_link(self, since: float) -> str | None:
+        """Return why the link of a seat over two hosts ended it: what the seat itself says then only follows."""
+        if not self.wanted.manifest.get("nodes"):
+            return None
+        lines = self.machine.journal(link_unit(self.paths.seat), since)
+        return next((line.removeprefix(LINK_ENDED) for line in lines if line.startswith(LINK_ENDED)), None)
 
     def _unstaged(self) -> bool:
         return generations.plan_stage(self.paths, self.wanted.generation, {}).create

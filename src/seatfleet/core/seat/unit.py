@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX, stub_unit
+from ..paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX, link_unit, stub_unit
 
 RESTART_SEC = 10
 # Messages per interval; what is above is counted by journald and left out. A start with a long traceback writes 400
@@ -25,7 +25,10 @@ STOP_MARGIN_S = 30
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What differs between the units of two seats. Times in seconds; ``devices`` as ``DeviceAllow=`` wants them."""
+    """What differs between the units of two seats. Times in seconds; ``devices`` as ``DeviceAllow=`` wants them.
+
+    ``link`` is for a seat over two hosts, ``follows`` for the unit on the host that has no port of it.
+    """
 
     seat: str
     description: str
@@ -35,6 +38,8 @@ class UnitSpec:
     devices: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    link: bool = False
+    follows: bool = False
 
 
 def exec_start(seat: str) -> tuple[str, ...]:
@@ -52,19 +57,17 @@ def render_unit(spec: UnitSpec) -> str:
     """Return the text of the unit."""
     home = f"{SEATS}/{spec.seat}"
     # After what it conflicts with: the stub lets go of the port before the seat wants it.
-    after = " ".join(("network-online.target", FIREWALL_UNIT, stub_unit(spec.port), *spec.after))
+    after = " ".join(
+        ("network-online.target", FIREWALL_UNIT, *(() if spec.follows else (stub_unit(spec.port),)), *spec.after)
+    )
+    wants = " ".join(("network-online.target", FIREWALL_UNIT, *((link_unit(spec.seat),) if spec.link else ())))
     capabilities = " ".join(spec.capabilities)
     sections: dict[str, list[tuple[str, str]]] = {
         "Unit": [
             ("Description", spec.description.replace("%", "%%")),
             ("After", after),
-            ("Wants", f"network-online.target {FIREWALL_UNIT}"),
-            ("StartLimitIntervalSec", str(start_window_s(spec.ready_timeout_s))),
-            ("StartLimitBurst", str(START_LIMIT_BURST)),
-            # Given up, its port answers 503 with Retry-After at once. The host has no key of the gateway to close the
-            # alias with, and shall have none; and this works with the gateway down or unreachable from here.
-            ("OnFailure", stub_unit(spec.port)),
-            ("Conflicts", stub_unit(spec.port)),
+            ("Wants", wants),
+            *(_unlimited() if spec.follows else _given_up(spec)),
         ],
         "Service": [
             # vLLM never notifies systemd: whether the seat is READY is for the probe to say.
@@ -72,13 +75,11 @@ def render_unit(spec: UnitSpec) -> str:
             ("User", SERVICE_USER),
             ("Group", SERVICE_USER),
             ("EnvironmentFile", f"{home}/current/seat.env"),
-            ("EnvironmentFile", f"{home}/{API_KEY_FILE}"),
-            # As root: after a power cut in the middle of a rollout the generation that was never proven must not serve.
-            ("ExecStartPre", f"+{TOOLBOX}/bin/seatctl settle {spec.seat}"),
+            *(() if spec.follows else _serves(spec.seat)),
             ("ExecStartPre", f"{TOOLBOX}/bin/seatctl patch verify {home}/current/release"),
             ("ExecStart", " ".join(exec_start(spec.seat))),
-            # vLLM exits 0 when its engine dies: on-failure would leave the seat down.
-            ("Restart", "always"),
+            # vLLM exits 0 when its engine dies: on-failure would leave the seat down. A follower starts with its head.
+            ("Restart", "no" if spec.follows else "always"),
             ("RestartSec", str(RESTART_SEC)),
             ("TimeoutStartSec", str(spec.ready_timeout_s)),
             ("TimeoutStopSec", str(spec.stop_timeout_s)),
@@ -121,11 +122,35 @@ def render_unit(spec: UnitSpec) -> str:
             ("SystemCallArchitectures", "native"),
             ("SystemCallFilter", "~@clock @module @mount @obsolete @raw-io @reboot @swap"),
         ],
-        "Install": [("WantedBy", "multi-user.target")],
+        **({} if spec.follows else {"Install": [("WantedBy", "multi-user.target")]}),
     }
     return "\n".join(
         f"[{section}]\n" + "".join(f"{key}={value}\n" for key, value in lines) for section, lines in sections.items()
     )
+
+
+def _given_up(spec: UnitSpec) -> list[tuple[str, str]]:
+    return [
+        ("StartLimitIntervalSec", str(start_window_s(spec.ready_timeout_s))),
+        ("StartLimitBurst", str(START_LIMIT_BURST)),
+        # Given up, its port answers 503 with Retry-After at once. The host has no key of the gateway to close the
+        # alias with, and shall have none; and this works with the gateway down or unreachable from here.
+        ("OnFailure", stub_unit(spec.port)),
+        ("Conflicts", stub_unit(spec.port)),
+    ]
+
+
+def _unlimited() -> list[tuple[str, str]]:
+    # It starts when its head does, whose own limit counts for both.
+    return [("StartLimitIntervalSec", "0")]
+
+
+def _serves(seat: str) -> list[tuple[str, str]]:
+    return [
+        ("EnvironmentFile", f"{SEATS}/{seat}/{API_KEY_FILE}"),
+        # As root: after a power cut in the middle of a rollout the generation that was never proven must not serve.
+        ("ExecStartPre", f"+{TOOLBOX}/bin/seatctl settle {seat}"),
+    ]
 
 
 def _devices(devices: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -14,7 +14,26 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.sea
 Mapping = dict[str, Any]
 
 
-def generations(
+def generations(*args: Any, **kwargs: Any) -> list[Mapping]:  # noqa: ANN401
+    given = host_input(*args, **kwargs)
+    try:
+        return [generation.as_dict() for generation in render_host.render_host(given)]
+    except ProblemsError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def followers(*args: Any, **kwargs: Any) -> dict[str, list[Mapping]]:  # noqa: ANN401
+    given, found = host_input(*args, **kwargs), {}
+    try:
+        parts = render_host.render_followers(given)
+    except ProblemsError as error:
+        raise AnsibleFilterError(str(error)) from error
+    for part in parts:
+        found.setdefault(str(part.manifest["host"]), []).append(part.as_dict())
+    return found
+
+
+def host_input(
     seats: Mapping,
     host: str,
     releases: list[Mapping],
@@ -25,9 +44,9 @@ def generations(
     release_root: str = "/opt/vllm/releases",
     model_root: str = "/srv/models",
     **host_class: object,
-) -> list[Mapping]:
+) -> render_host.HostInput:
     try:
-        given = render_host.HostInput(
+        return render_host.HostInput(
             host=host,
             seats=seats,
             releases=render_host.release_refs(releases, release_root),
@@ -36,9 +55,13 @@ def generations(
             presets=Presets(**(presets or {})),
             **host_class,
         )
-        return [generation.as_dict() for generation in render_host.render_host(given)]
     except ProblemsError as error:
         raise AnsibleFilterError(str(error)) from error
+
+
+def followed(hosts: list[Mapping], host: str) -> dict[str, Any]:
+    others = {str(one["inventory_hostname"]): one.get("seats") or {} for one in hosts}
+    return render_host.followed_seats(others, host)
 
 
 def used(what: Callable[[list[Seat]], list[Any]]) -> Callable[..., list[Any]]:
@@ -57,6 +80,10 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "seat_generations": generations,
+            "seat_followers": followers,
+            "seats_followed": followed,
+            "seat_links": used(render_host.links),
+            "seat_follower_hosts": used(render_host.all_follower_hosts),
             "seat_api_keys": render_host.seat_api_keys,
             "seat_releases": used(render_host.used_releases),
             "seat_models": used(render_host.used_models),

@@ -19,6 +19,13 @@ attributes:
     description: Compares the wanted files with those that serve now. API keys are never shown.
     support: full
 extends_documentation_fragment: [seatfleet.fleet.generations]
+options:
+  followed:
+    description:
+      - Names of seats of other hosts that this host follows; M(seatfleet.fleet.seat_link) stages them.
+    type: list
+    elements: str
+    default: []
 author:
   - seatfleet developers
 """
@@ -62,9 +69,11 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.sea
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.staging import stage_host, unmanaged
 
+ARGUMENTS = {**GENERATIONS, "followed": {"type": "list", "elements": "str", "default": []}}
+
 
 def main() -> None:
-    module = AnsibleModule(GENERATIONS, supports_check_mode=True)
+    module = AnsibleModule(ARGUMENTS, supports_check_mode=True)
     rendered = [load_generation(values) for values in module.params["generations"]]
     try:
         staged = stage_host(rendered, module.params["api_keys"], check=module.check_mode)
@@ -72,7 +81,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=f"nothing that runs was touched: {error}")
-    left = unmanaged([seat.seat for seat in staged])
+    left = unmanaged([*(seat.seat for seat in staged), *module.params["followed"]])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
     headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
