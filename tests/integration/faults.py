@@ -221,6 +221,8 @@ def run_cell(lab: Lab, step: str, fault: str) -> Cell:
     """Run one cell; the host has to be converged, and is again afterwards when the cell says so."""
     before = link(lab)
     size = unused_size(lab)
+    # One of this size may have been here, and been pruned: its answer about flags would be known.
+    on_console(lab, "rm -rf /var/cache/seatfleet/flags")
     word = f"{step}-{fault}-{size}"
     with tempfile.TemporaryDirectory(prefix="seatfleet-fault-") as folder:
         edit = (SEATS_FILE, "kv_cache_memory: 64MiB", f"kv_cache_memory: {size}MiB")
