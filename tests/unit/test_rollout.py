@@ -14,7 +14,7 @@ from seat_examples import CPU, RELEASE, RTX, TINY, seat
 from seatfleet.core.host.processes import Process
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.seat import generations, rollout
+from seatfleet.core.seat import generations
 from seatfleet.core.seat.decision import Action
 from seatfleet.core.seat.render import Generation, render
 from seatfleet.core.seat.rollout import Outcome, foresee, roll_out, summary_line
@@ -448,15 +448,14 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 OTHER_UNIT = generation(kv_cache_memory="128MiB", probe={"canary": "golden", "ready_timeout_s": 900})
 
 
-@pytest.mark.parametrize(("what", "wanted"), [("generations.point", NEW), ("write_atomic", OTHER_UNIT)])
+@pytest.mark.parametrize(("what", "wanted"), [("point", NEW), ("write_atomic", OTHER_UNIT)])
 def test_a_disk_that_is_full_after_the_stop_brings_back_what_served(
     machine: FakeMachine, what: str, wanted: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red without the OSError in Rollout._exchange: the module ended with a traceback and the seat was stopped."""
     deploy(machine, OLD)
     stage_host([wanted], KEYS, check=False, root=machine.paths.root)
-    owner, name = (generations, "point") if what == "generations.point" else (rollout, what)
-    real = getattr(owner, name)
+    real = getattr(generations, what)
 
     def full(path: Path, *rest: Any) -> None:
         # A link that is right already, or the way back to it, needs no room.
@@ -465,7 +464,7 @@ def test_a_disk_that_is_full_after_the_stop_brings_back_what_served(
         real(path, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, full)
+        patch.setattr(generations, what, full)
         (outcome,) = roll_out(machine, [wanted], KEYS, machine.paths.root)
     assert (outcome.generation, outcome.returned_to) == (OLD.name, OLD.name)
     assert outcome.failure is not None and "No space left on device" in outcome.failure
@@ -501,7 +500,7 @@ def test_a_repair_on_a_full_disk_says_so_and_touches_nothing_that_runs(
         raise FULL
 
     with monkeypatch.context() as patch:
-        patch.setattr(rollout, "write_atomic", full)
+        patch.setattr(generations, "write_atomic", full)
         outcome = deploy(machine, OLD)
     assert outcome.generation == OLD.name
     assert outcome.failure is not None and "No space left on device" in outcome.failure

@@ -252,7 +252,10 @@ def test_a_host_that_boots_comes_back_into_the_seat(two: Lab) -> None:
     two.power("reboot", FOLLOWER)
     wait_for_restart(two, before)
     wait_until_called(two)
+    first, second = running(two)
+    assert first == second
     deploy(two)
+    assert called(two) == OK
 
 
 def test_a_removed_seat_is_gone_from_both_hosts(two: Lab) -> None:

@@ -36,7 +36,7 @@ from ..seat.link import (
 )
 from ..seat.render import GENERATION_VARIABLE, Generation
 from . import guard
-from .machine import LocalMachine
+from .machine import LocalMachine, read_linked
 from .processes import read_process
 
 _REQUEST_TIMEOUT_S = 5
@@ -69,15 +69,6 @@ def read_config(paths: SeatPaths) -> Config:
         return load_config(json.loads(paths.link.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LinkError(f"{paths.link}: expected the nodes of a seat, seen {error!r}") from error
-
-
-def read_linked(paths: SeatPaths) -> dict[str, Any] | None:
-    """Return what the link last wrote down, None when it never ran since the boot."""
-    try:
-        content = json.loads(paths.linked.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def systemctl(*arguments: str) -> str:
@@ -268,10 +259,7 @@ class FollowerLink:
             self._say(f"{self.paths.generation(generation)} has no unit file: somebody removed it")
             return
         generations.switch(self.paths, generation)
-        for drop_in in LocalMachine().unit_state(self.paths.unit.name).drop_ins:
-            (self.paths.root / drop_in.lstrip("/")).unlink(missing_ok=True)
-        if not self.paths.unit.is_file() or self.paths.unit.read_text(encoding="utf-8") != text:
-            write_atomic(self.paths.unit, text)
+        generations.write_unit(self.paths, text, LocalMachine().unit_state(self.paths.unit.name).drop_ins)
         LocalMachine().forget(self.paths.unit.name)
         # Before the start: one that fails at once belongs to this start all the same.
         begun = time.time()

@@ -130,10 +130,7 @@ class LocalMachine:
         seat = manifest.parents[2].name
         command = [f"{TOOLBOX}/bin/seatctl", "probe", "--manifest", str(manifest), "--level", "acceptance", "--json"]
         command += ["--evidence", f"{EVIDENCE}/{seat}"]
-        with (
-            os.fdopen(os.memfd_create("output"), "w+b") as output,
-            os.fdopen(os.memfd_create("errors"), "w+b") as errors,
-        ):
+        with _in_memory("output") as output, _in_memory("errors") as errors:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
             )
@@ -285,15 +282,21 @@ def count_requests(metrics: str) -> int | None:
     return int(sum(values)) if values else None
 
 
+def read_linked(paths: SeatPaths) -> dict[str, Any] | None:
+    """Return what the link of a seat over two hosts last wrote down, None when it never ran since the boot."""
+    try:
+        content = json.loads(paths.linked.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def _link_problems(manifest: Mapping[str, Any]) -> list[str]:
     """Return why the other host of a seat over two could not join its head, as the link between them last heard."""
     nodes = manifest.get("nodes")
     if not nodes or nodes["rank"]:
         return []
-    try:
-        heard = json.loads(SeatPaths(manifest["seat"]).linked.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        heard = None
+    heard = read_linked(SeatPaths(manifest["seat"]))
     return link.obstacles(heard, manifest["generation"], nodes["hosts"][1]["host"], time.time())
 
 

@@ -180,6 +180,14 @@ def read_unit(paths: SeatPaths, name: str) -> str | None:
     return _read(paths.generation(name) / paths.unit.name)
 
 
+def write_unit(paths: SeatPaths, text: str, drop_ins: Iterable[str]) -> None:
+    """Make systemd's file of the seat this text, and nothing beside it: drop-ins of the seat's own go."""
+    for drop_in in drop_ins:
+        (paths.root / drop_in.lstrip("/")).unlink(missing_ok=True)
+    if _read(paths.unit) != text:
+        write_atomic(paths.unit, text)
+
+
 def prunable(paths: SeatPaths, keep: int, protect: Collection[str] = ()) -> list[str]:
     """Return the generations that may go: all but the ``keep`` newest, and never current, previous, pinned, protected.
 

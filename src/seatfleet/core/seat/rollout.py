@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..files import umask, write_atomic
+from ..files import umask
 from ..host.processes import SeatState, UnitState
 from ..host.sockets import Owner
 from ..paths import SeatPaths, link_unit, stub_unit
@@ -444,10 +444,7 @@ class Rollout:
         text = generations.read_unit(self.paths, name)
         if text is None:
             raise RolloutError(f"{self.paths.generation(name)} has no unit file: somebody removed it")
-        for drop_in in self.machine.unit_state(self.wanted.unit).drop_ins:
-            (self.paths.root / drop_in.lstrip("/")).unlink()
-        if _read(self.paths.unit) != text:
-            write_atomic(self.paths.unit, text)
+        generations.write_unit(self.paths, text, self.machine.unit_state(self.wanted.unit).drop_ins)
         self.machine.install(self.wanted.unit)
 
     def _prove(self, name: str, since: float) -> tuple[float, Mapping[str, Any]]:

@@ -26,8 +26,4 @@ options:
         description: File names to texts.
         type: dict
         required: true
-  api_keys:
-    description: API key of each seat, by its name. The rollout restarts a seat whose process has another one.
-    type: dict
-    required: true
 """

@@ -13,6 +13,8 @@ description:
   - Nothing that runs is touched. M(seatfleet.fleet.seat_rollout) on the head makes both halves use what was staged; the
     link carries that over.
   - Fails when the half could not start here, with everything that is missing.
+  - O(generations) are this host's halves; on the host that follows they come from
+    P(seatfleet.fleet.seat_followers#filter). Seats on one host are left out.
 attributes:
   check_mode:
     description: Says what would change, also on a host that has nothing yet.
@@ -20,31 +22,7 @@ attributes:
   diff_mode:
     description: None.
     support: none
-options:
-  generations:
-    description:
-      - Rendered generations of this host's halves. On the head from P(seatfleet.fleet.seat_generations#filter), on the
-        host that follows from P(seatfleet.fleet.seat_followers#filter). Seats on one host are left out.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      seat:
-        description: Name of the seat.
-        type: str
-        required: true
-      name:
-        description: Name of the generation, 12 hexadecimal digits.
-        type: str
-        required: true
-      release_path:
-        description: Where its release is installed.
-        type: path
-        required: true
-      files:
-        description: File names to texts.
-        type: dict
-        required: true
+extends_documentation_fragment: [seatfleet.fleet.generations]
 author:
   - seatfleet developers
 """

@@ -24,6 +24,11 @@ attributes:
     description: Shows one line per seat that changes.
     support: full
 extends_documentation_fragment: [seatfleet.fleet.generations]
+options:
+  api_keys:
+    description: API key of each seat, by its name. A seat whose process has another one is restarted.
+    type: dict
+    required: true
 author:
   - seatfleet developers
 """

@@ -20,6 +20,10 @@ attributes:
     support: full
 extends_documentation_fragment: [seatfleet.fleet.generations]
 options:
+  api_keys:
+    description: API key of each seat, by its name.
+    type: dict
+    required: true
   followed:
     description:
       - Names of seats of other hosts that this host follows; M(seatfleet.fleet.seat_link) stages them.
