@@ -107,7 +107,7 @@ endif
 docs-check: $(VENV)/.done ## Generated documents are up to date
 	$(BIN)/python docs/generate.py --check
 
-test-fast: lint types syntax docs-check unit ## Everything without lab hosts (about 5 minutes)
+test-fast: lint types syntax docs-check unit ## Everything without lab hosts (3 minutes)
 
 test: prepare prepare-trees browser test-fast py313 ## Everything needed to trust a change: the above, then the chain on lab hosts
 	$(BIN)/pytest tests/integration --ignore=tests/integration/nightly
