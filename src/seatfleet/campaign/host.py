@@ -102,10 +102,11 @@ def look(gpus: Sequence[str] = ()) -> Calm:
     rows = _smi(("memory.used", "temperature.gpu"), gpus)
     used = [value for row in rows if (value := number(row["memory.used"])) is not None]
     heat = [value for row in rows if (value := number(row["temperature.gpu"])) is not None]
+    available = meminfo.fields(meminfo.PATH.read_text(encoding="ascii")).get("MemAvailable")
     return Calm(
         gpu_used_mib=sum(used) if used else None,
         gpu_temp_c=max(heat, default=None),
-        host_available_mib=meminfo.available() / MIB,
+        host_available_mib=available / MIB if available else None,
     )
 
 
