@@ -388,7 +388,8 @@ def test_who_follows_whose_seats() -> None:
     others = {"host-1": {"big": written, "small": {"model": "m"}}, "host-2": {"own": {"nodes": None}}, "host-3": {}}
     assert followed_seats(others, "host-2") == {"big": written}
     assert followed_seats(others, "host-1") == {}
-    assert follower_hosts({"nodes": "nonsense"}) == follower_hosts({"nodes": {"hosts": None}}) == []
+    for wrong in ({"nodes": "nonsense"}, {"nodes": {"hosts": None}}, {"nodes": {"hosts": {}}}, {}, None, "nonsense"):
+        assert follower_hosts(wrong) == []
     pair = seat("lab-dense", nodes=NODES)
     assert all_follower_hosts([pair, seat("lab-oracle")]) == ["host-2"]
     own = {"seat": "lab-dense", "ports": [29500, 29501], "address": "10.0.0.1", "peers": ["10.0.0.2"]}

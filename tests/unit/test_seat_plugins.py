@@ -110,6 +110,21 @@ def test_what_seats_use(filters: dict[str, Callable[..., Any]], what: str, found
     assert filters[what](seats, HOST, presets) == found
 
 
+def test_only_heads_are_asked_who_follows_them(filters: dict[str, Callable[..., Any]]) -> None:
+    """What every host is asked for each time it needs to know: the answer must not depend on having asked first."""
+    pair = {"model": "m", "nodes": {"hosts": [{"host": "one"}, {"host": "three"}]}}
+    seats = {"one": {"pair": pair, "own": {"model": "m"}}, "two": {"own": {"model": "m"}}, "three": None, "four": {}}
+    hosts = [{"inventory_hostname": name, "seats": written} for name, written in seats.items()] + [
+        {"inventory_hostname": "without"}
+    ]
+    heads = filters["seat_heads"](hosts)
+    assert heads == ["one"]
+    chosen = [host for host in hosts if host["inventory_hostname"] in heads]
+    for name in [*seats, "without"]:
+        assert filters["seats_followed"](chosen, name) == filters["seats_followed"](hosts, name)
+    assert filters["seats_followed"](chosen, "three") == {"pair": pair}
+
+
 def test_api_keys(filters: dict[str, Callable[..., Any]]) -> None:
     keys = filters["seat_api_keys"](WRITTEN, HOST, "secret")
     assert set(keys) == set(WRITTEN)

@@ -153,11 +153,12 @@ def followed_seats(others: Mapping[str, Mapping[str, Any]], host: str) -> dict[s
     }
 
 
-def follower_hosts(written: Mapping[str, Any]) -> list[str]:
+def follower_hosts(written: object) -> list[str]:
     """Return the hosts beside the head of a seat as it is written, without complaint about what is wrong in it."""
-    nodes = written.get("nodes") or {}
+    nodes = written.get("nodes") if isinstance(written, Mapping) else None
     hosts = nodes.get("hosts") if isinstance(nodes, Mapping) else None
-    return [str(node.get("host")) for node in (hosts or ())[1:] if isinstance(node, Mapping)]
+    nodes_after_the_head = hosts[1:] if isinstance(hosts, list) else ()
+    return [str(node.get("host")) for node in nodes_after_the_head if isinstance(node, Mapping)]
 
 
 def seat_api_keys(seats: Iterable[str], host: str, secret: str) -> dict[str, str]:

@@ -64,6 +64,14 @@ def followed(hosts: list[Mapping], host: str) -> dict[str, Any]:
     return render_host.followed_seats(others, host)
 
 
+def heads(hosts: list[Mapping]) -> list[str]:
+    return [
+        str(one["inventory_hostname"])
+        for one in hosts
+        if any(render_host.follower_hosts(written) for written in (one.get("seats") or {}).values())
+    ]
+
+
 def used(what: Callable[[list[Seat]], list[Any]]) -> Callable[..., list[Any]]:
     def of_seats(seats: Mapping, host: str, presets: Mapping | None = None) -> list[Any]:
         try:
@@ -81,6 +89,7 @@ class FilterModule:
         return {
             "seat_generations": generations,
             "seat_followers": followers,
+            "seat_heads": heads,
             "seats_followed": followed,
             "seat_links": used(render_host.links),
             "seat_follower_hosts": used(render_host.all_follower_hosts),
