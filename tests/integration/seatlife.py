@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from hammer import Hammer
+from hammer import DESIGNED, OK, Hammer
 from labrun import LAB, Lab
 
 HOST, SEAT, ALIAS, PORT = "fv-ml1", "flash-next", "gen-large", 8022
@@ -37,6 +37,14 @@ def call(lab: Lab) -> str:
     """Call the alias once and return the kind of what came."""
     with httpx.Client(timeout=60) as client:
         return client_of(lab).once(client, stream=False)
+
+
+def wait_for_the_gateway(lab: Lab, limit_s: float = 300) -> None:
+    """Wait until the gateway answers callers, which it does half a minute after its start, later on a busy machine."""
+    deadline = time.monotonic() + limit_s
+    while (seen := call(lab)) not in (OK, DESIGNED):
+        assert time.monotonic() < deadline, f"the gateway does not answer after {limit_s:.0f} s: {seen}"
+        time.sleep(1)
 
 
 def process(lab: Lab) -> str:

@@ -216,14 +216,21 @@ def seat(*aliases: Alias, name: str = "flash-next", state: str = "present") -> S
     ],
 )
 def test_an_alias_added_since_the_start_is_served_under_the_models_own_name(served: Any, expected: str) -> None:
-    entries = alias_entries([seat(Alias("gen-large", ("infra-ops",)))], "10.0.0.11", {"flash-next": "k"}, served)
+    entries = alias_entries([seat(Alias("gen-large", ("infra-ops",)))], "10.0.0.11", {"flash-next": "k"}, served, {})
     assert [entry["served_model"] for entry in entries] == [expected]
     assert entries[0]["api_base"] == "http://10.0.0.11:8022/v1"
 
 
+def test_an_alias_leads_to_where_its_seat_runs() -> None:
+    """After a change of the port was taken back, the declared port is not the one that serves."""
+    declared = [seat(Alias("gen-large", ("infra-ops",)))]
+    (entry,) = alias_entries(declared, "10.0.0.11", {"flash-next": "k"}, {}, {"flash-next": 8044, "other": 1})
+    assert entry["api_base"] == "http://10.0.0.11:8044/v1"
+
+
 def test_absent_seats_have_neither_aliases_nor_grants() -> None:
     gone = seat(Alias("gen-large", ("infra-ops",)), state="absent")
-    assert alias_entries([gone], "10.0.0.11", {"flash-next": "k"}, {}) == []
+    assert alias_entries([gone], "10.0.0.11", {"flash-next": "k"}, {}, {}) == []
     assert grant_entries([gone]) == []
     assert grant_entries([seat(Alias("gen-large", ("infra-ops",)))]) == [
         {"name": "gen-large", "seat": "flash-next", "keys": ["infra-ops"], "access_groups": []}

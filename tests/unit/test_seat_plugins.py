@@ -14,6 +14,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.testing import patch_module_args
 from fake_machine import BAD, FakeMachine
+from pytest_httpserver import HTTPServer
 from seat_examples import UUIDS, WRITTEN
 
 from seatfleet.core.paths import SeatPaths
@@ -185,6 +186,32 @@ def test_modules(
     assert failed["msg"].startswith("seat a: acceptance: expected 3.0, seen 1.0")
     assert failed["seats"][0]["returned_to"] == name
     assert call(stage, capsys, True, **{**options, "generations": []})["unmanaged"] == ["a"]
+
+
+def test_names_are_asked_for_on_the_port_of_the_current_generation(
+    module: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    httpserver: HTTPServer,
+) -> None:
+    httpserver.expect_request("/v1/models", headers={"Authorization": "Bearer k"}).respond_with_json(
+        {"data": [{"id": "tiny"}]}
+    )
+    names = module("seat_names")
+    monkeypatch.setattr(names, "SeatPaths", functools.partial(SeatPaths, root=tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    paths = SeatPaths("a", tmp_path)
+    paths.generation("0123456789ab").mkdir(parents=True)
+    manifest = {"port": httpserver.port, "model_path": str(tmp_path)}
+    (paths.generation("0123456789ab") / "manifest.json").write_text(json.dumps(manifest))
+    seats = [{"name": "a", "port": 1, "api_key": "k"}, {"name": "b", "port": 1, "api_key": "k"}]
+    nothing = call(names, capsys, True, seats=seats)
+    assert (nothing["names"], nothing["ports"], nothing["sampling"]) == ({}, {}, {})
+    paths.current.symlink_to(paths.generation("0123456789ab"))
+    found = call(names, capsys, True, seats=seats)
+    assert (found["names"], found["ports"]) == ({"a": ["tiny"]}, {"a": httpserver.port})
+    assert found["sampling"] == {"a": {"temperature": 0.6}}
 
 
 def test_rollback_and_removal(

@@ -25,6 +25,7 @@ from seatlife import (
     link,
     process,
     rejected,
+    wait_for_the_gateway,
     wait_for_the_new_process,
 )
 
@@ -180,6 +181,7 @@ def test_a_gateway_that_goes_away_keeps_what_serves(lab: Lab, tmp_path: Path) ->
             said = " ".join(play.communicate(timeout=900)[0].split())
     finally:
         lab.host("gw-1", "systemctl", "start", "litellm.service")
+        wait_for_the_gateway(lab)
     assert play.returncode != 0, said
     assert "Not done: alias gen-large of seat flash-next, for keys infra-ops, all-agents" in said, said
     assert link(lab) != before

@@ -450,13 +450,18 @@ def _present(seats: Iterable[Seat]) -> list[tuple[Alias, Seat]]:
 
 
 def alias_entries(
-    seats: Iterable[Seat], address: str, api_keys: Mapping[str, str], served: Mapping[str, Sequence[str]]
+    seats: Iterable[Seat],
+    address: str,
+    api_keys: Mapping[str, str],
+    served: Mapping[str, Sequence[str]],
+    ports: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Return the aliases of a host's seats in the form of the module ``litellm_aliases``; it holds their API keys.
 
     ``served`` maps a seat to the names that its running process answers to, the model's own name first. An alias that
     was added since the last start is not among them; it is served under the model's own name until the next start,
     because a new alias must not cost a restart. A seat that is not in ``served`` is taken to answer to its aliases.
+    ``ports`` has where a running process listens: not on the declared port after a change of it was taken back.
     """
     entries = []
     for alias, seat in _present(seats):
@@ -465,7 +470,7 @@ def alias_entries(
             {
                 "name": alias.name,
                 "seat": seat.name,
-                "api_base": f"http://{address}:{seat.port}/v1",
+                "api_base": f"http://{address}:{ports.get(seat.name, seat.port)}/v1",
                 "api_key": api_keys[seat.name],
                 "served_model": alias.name if alias.name in names else names[0],
                 "sampling": dict(alias.sampling),

@@ -33,10 +33,11 @@ def gateway_aliases(
     address: str,
     api_keys: Mapping[str, str],
     served: Mapping[str, list[str]] | None = None,
+    ports: Mapping[str, int] | None = None,
     presets: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the aliases of a host's seats as litellm_aliases takes them; they hold the seats' API keys."""
-    return gateway_state.alias_entries(_load(seats, host, presets), address, api_keys, served or {})
+    return gateway_state.alias_entries(_load(seats, host, presets), address, api_keys, served or {}, ports or {})
 
 
 def gateway_grants(

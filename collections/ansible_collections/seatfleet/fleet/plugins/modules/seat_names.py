@@ -2,10 +2,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: seat_names
-short_description: Model names that the running seats of a host answer to, and the sampling of their checkpoints
+short_description: Ports and model names of the running seats of a host, and the sampling of their checkpoints
 description:
-  - Asks each seat on the loopback address for its model list. A seat that does not answer is left
-    out, which is no error.
+  - Asks each seat on the loopback address for its model list, on the port of its current generation, which is another
+    than the declared one after a change of the port was taken back. A seat that does not answer is left out, which is
+    no error.
   - Reads C(generation_config.json) of the model that the seat's current generation names.
 options:
   seats:
@@ -19,7 +20,7 @@ options:
         type: str
         required: true
       port:
-        description: Its port.
+        description: Its port, where there is no current generation to ask.
         type: int
         required: true
       api_key:
@@ -51,6 +52,10 @@ names:
   description: Seat to the names, in the order of the seat; the model's own name is the first.
   type: dict
   returned: always
+ports:
+  description: Seat to the port that it answers on; the same seats as in C(names).
+  type: dict
+  returned: always
 sampling:
   description: Seat to the sampling parameters that its checkpoint declares; seats without such a file are left out.
   type: dict
@@ -66,6 +71,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.gateway.sampling import declared_sampling
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.paths import SeatPaths
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.generations import (
+    link_target,
+    read_manifest,
+)
 
 SEAT: dict[str, dict[str, Any]] = {
     "name": {"type": "str", "required": True},
@@ -85,10 +94,16 @@ def model_names(port: int, key: str, timeout_s: float) -> list[str]:
         return []
 
 
-def checkpoint_sampling(seat: str) -> dict[str, Any] | None:
-    """Return what the checkpoint of a seat's current generation declares; None when there is nothing to read."""
+def current_manifest(seat: str) -> dict[str, Any]:
+    """Return the manifest of a seat's current generation; empty when there is nothing to read."""
+    paths = SeatPaths(seat)
+    name = link_target(paths.current)
+    return (read_manifest(paths, name) if name else None) or {}
+
+
+def checkpoint_sampling(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the checkpoint of a generation declares; None when there is nothing to read."""
     try:
-        manifest = json.loads((SeatPaths(seat).current / "manifest.json").read_text(encoding="utf-8"))
         config = Path(manifest["model_path"]) / "generation_config.json"
         return declared_sampling(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -105,11 +120,16 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    found = {seat["name"]: model_names(seat["port"], seat["api_key"], params["timeout_s"]) for seat in params["seats"]}
-    declared = {seat["name"]: checkpoint_sampling(seat["name"]) for seat in params["seats"]}
+    manifests = {seat["name"]: current_manifest(seat["name"]) for seat in params["seats"]}
+    ports = {seat["name"]: manifests[seat["name"]].get("port", seat["port"]) for seat in params["seats"]}
+    found = {
+        seat["name"]: model_names(ports[seat["name"]], seat["api_key"], params["timeout_s"]) for seat in params["seats"]
+    }
+    declared = {seat: checkpoint_sampling(manifest) for seat, manifest in manifests.items()}
     module.exit_json(
         changed=False,
         names={seat: names for seat, names in found.items() if names},
+        ports={seat: ports[seat] for seat, names in found.items() if names},
         sampling={seat: sampling for seat, sampling in declared.items() if sampling is not None},
     )
 
