@@ -1,4 +1,4 @@
-"""Find a real memory edge with the project's own headroom probe on one GPU: ``headroom.py ROOT OUT [LIMIT_S]``.
+"""Find a real memory edge with the project's own headroom probe on one GPU: ``headroom.py ROOT OUT``.
 
 A neighbour process takes all but 24 GiB of the card, so that the edge is near. The seat is a plain model with dummy
 weights whose prompts are prefilled in one piece (as many batched tokens as context), so that what a prompt needs grows
@@ -9,11 +9,12 @@ with its length, and its head answers nothing. Then
 3. the proposed pin, booted once more: it must not.
 
 Writes OUT/headroom.json (verdicts, every allocator window) and OUT/headroom-log.txt. Exit code 0 when 1 to 3 came out
-as they must.
+as they must. With ``--earlier`` the search goes on from the boots of earlier calls, and step 2 is theirs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from make_models import tokenizer
 from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalHost, LocalSeat
 from seatfleet.clients.systemd import UnitState
-from seatfleet.core.health.headroom import RAMP, unclean
+from seatfleet.core.health.headroom import RAMP, trials_from_json, unclean
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom.hunt import Hunt
@@ -41,7 +43,7 @@ from seatfleet.headroom.prober import Plan, Prober, Result
 
 LEFT = 24 * GIB
 CONTEXT = 32_768
-START = 10 * GIB
+START = 7 * GIB
 #: What the arithmetic of a blind pin leaves for everything beside weights and KV cache.
 BLIND_REST = 3 * GIB // 2
 MODEL = {
@@ -157,6 +159,16 @@ def described(result: Result) -> dict[str, Any]:
     return {"pin": trial.pin, "unclean": unclean(trial), "trial": asdict(trial), "boot": result.beside}
 
 
+def blind_boot(seat: Seat, plan: Plan, work: Path, size: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Boot at the pin that arithmetic gives, and go straight to full depth, as traffic does."""
+    blind = (LEFT - size - BLIND_REST) // MIB * MIB
+    say(f"blind pin {blind / GIB:.2f} GiB: {LEFT / GIB:.0f} GiB free, {size / GIB:.2f} GiB of weights")
+    work.mkdir()
+    straight = Prober(seat, replace(plan, fractions=(1.0,), phases=(RAMP,)), work, say=say, answers=no_questions)
+    straight.started = 90
+    return {"weights": size, "pin": blind, **described(straight.boot(seat.live(), blind))}
+
+
 def hint(log: str) -> str | None:
     """Return vLLM's own advice, for the record only."""
     found = re.search(r"[^\n]*--kv-cache-memory[^\n]*", log)
@@ -165,8 +177,14 @@ def hint(log: str) -> str | None:
 
 def main() -> int:
     """Search, then try the blind and the proposed pin."""
-    root, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-    limit_s = float(sys.argv[3]) if len(sys.argv) > 3 else 240.0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="where unpack.sh has put trees and models")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=300.0, help="begin no boot of the search after so long")
+    parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="headroom.json of earlier calls")
+    args = parser.parse_args()
+    root, out = args.root.resolve(), args.out.resolve()
+    earlier = [json.loads(file.read_text()) for file in args.earlier]
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     work = root / "headroom"
@@ -200,19 +218,18 @@ def main() -> int:
         say(f"neighbour: {neighbour.stdout.readline().strip()}")
         plan = Plan(idle_s=2.0, ready_timeout_s=150.0)
         prober = Prober(seat, plan, work, say=say, answers=no_questions)
-        hunt = Hunt(prober, "edge", out / "search", start=START, limit_s=limit_s, say=say)
+        hunt = Hunt(prober, "edge", out / "search", start=START, limit_s=args.seconds, say=say)
+        hunt.trials = [trial for one in earlier for trial in trials_from_json(one["trials"])]
+        hunt.boots = [boot for one in earlier for boot in one["boots"]]
         try:
             report["found"] = hunt.run()
             live = seat.live()
-            size = weights(hunt.boots[0], hunt.trials[0].pin)
-            blind = (LEFT - size - BLIND_REST) // MIB * MIB
-            report["blind"] = {"weights": size, "pin": blind}
-            say(f"blind pin {blind / GIB:.2f} GiB: {LEFT / GIB:.0f} GiB free, {size / GIB:.2f} GiB of weights")
-            # Straight to full depth, as traffic does it: the search's own ramp would stop before the edge.
-            straight = Prober(seat, replace(plan, fractions=(1.0,), phases=(RAMP,)), work / "blind", say=say)
-            straight.work.mkdir()
-            straight.answers, straight.started = no_questions, 90
-            report["blind"] |= described(straight.boot(live, blind))
+            if earlier:
+                report["blind"] = earlier[-1]["blind"]
+            else:
+                report["blind"] = blind_boot(
+                    seat, plan, work / "blind", weights(hunt.boots[0], hunt.trials[0].pin), say
+                )
             if report["found"]["pin"]:
                 say(f"proposed pin {report['found']['pin'] / GIB:.2f} GiB, once more")
                 report["proposed"] = described(prober.boot(live, report["found"]["pin"]))

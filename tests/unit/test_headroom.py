@@ -39,6 +39,7 @@ from seatfleet.core.health.headroom import (
 )
 from seatfleet.core.units import GIB, MIB
 
+EVIDENCE = Path(__file__).resolve().parents[2] / "docs/evidence"
 RAMP_FRACTIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -51,7 +52,7 @@ class Card:
     slope: float  # bytes per token
     bend: float  # share of the slope that grows with depth
     cached: int  # what the allocator keeps when there is room
-    fragments: int  # of that, what it cannot give back
+    fragments: int  # of that, what it cannot use: it would have to give it back first, which is a retry
     depth: int
     batch: int  # what several prompts at once need beyond one of full depth
     rng: random.Random
@@ -75,7 +76,7 @@ class Card:
             if steps and refuse_step(steps, tokens, self.total):
                 break
             need = pin + self._need(fraction) + noise
-            kept = max(0, min(self.cached, self.total - need))
+            kept = max(0, min(max(self.cached, self.fragments), self.total - need))
             retry = need + self.fragments > self.total
             crossed |= retry
             used = min(self.total, need + kept)
@@ -89,8 +90,11 @@ class Card:
             need = pin + self._need(1.0) + self.batch + noise
             retry = need + self.fragments > self.total
             crossed |= retry
-            used = min(self.total, need)
-            steps.append(Step(self.depth, used, used, used, retries=int(retry), phase=phase))
+            kept = max(0, min(max(self.cached, self.fragments), self.total - need))
+            used = min(self.total, need + kept)
+            steps.append(
+                Step(self.depth, used, pin + kept, pin + kept - (used - need), retries=int(retry), phase=phase)
+            )
         return Trial(pin, self.total, self.depth, tuple(steps), phases=PHASES), crossed
 
 
@@ -105,7 +109,7 @@ def cards(count: int) -> list[Card]:
             slope=rng.uniform(0, 3 * GIB) / 131_072,
             bend=rng.choice((0.0, 0.0, 0.05, 0.2)),
             cached=rng.randint(0, 3 * GIB),
-            fragments=rng.randint(0, 256 * MIB),
+            fragments=rng.choice((rng.randint(0, 256 * MIB), rng.randint(0, 8 * GIB))),
             depth=rng.choice((32_000, 131_000, 262_000)),
             batch=rng.choice((0, rng.randint(0, 512 * MIB))),
             rng=rng,
@@ -176,6 +180,18 @@ def test_the_seeds_pins_from_their_high_water() -> None:
     assert (clean_pin - GIB) // (GIB // 4) * (GIB // 4) == 15 * GIB
     assert clean_pin - 2_085 * MIB == 14 * GIB
     assert pin_below(clean_pin, GIB) <= 15 * GIB
+
+
+def test_the_boots_of_a_real_card_whose_allocator_hoards() -> None:
+    """H200, vLLM 0.23.0: a retry with 1.1 GiB to spare at 15.46 GiB; 8.63 was clean and 8.88 was not."""
+    kept = json.loads((EVIDENCE / "headroom-gpu-2026-11-30/1a030f4d0107.json").read_text())
+    trials = {round(trial.pin / GIB, 2): trial for trial in trials_from_json(kept["trials"])}
+    total, start = kept["total"], 7 * GIB
+    assert search([trials[7.0]], total, start).pin == trials[15.46].pin
+    assert search([trials[7.0], trials[15.46]], total, start).pin == trials[8.63].pin
+    bracket = [trials[7.0], trials[15.46], trials[8.88], trials[8.63]]
+    assert search(bracket, total, start) == Next(trials[8.5].pin, confirms=True)
+    assert search([*bracket, trials[8.5]], total, start) == Found(7 * GIB, trials[8.63].pin, 5, confirmed=True)
 
 
 def test_a_neighbour_that_died() -> None:

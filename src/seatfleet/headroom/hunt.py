@@ -57,7 +57,10 @@ def subject_of(live: Deployment, seat: str, driver: str, beside: Sequence[Tenant
 
 @dataclass
 class Hunt:
-    """One probe of one seat. ``out`` gets the evidence, the raw samples and the logs."""
+    """One probe of one seat. ``out`` gets the evidence, the raw samples and the logs.
+
+    ``trials`` and ``boots`` of an earlier probe of the same subject let the search go on from there.
+    """
 
     prober: Prober
     seat: str
@@ -96,7 +99,7 @@ class Hunt:
         start = self.start or self._live_pin(live)
         proof = oracle(self.python, live.env) if self.python else {"journal": "not checked", "counters": "not checked"}
         self.say(f"the allocator's counters: {proof['counters']}, its warning in the journal: {proof['journal']}")
-        step: Next | Found = Next(start)
+        step = search(self.trials, self._total, start) if self.trials else Next(start)
         while isinstance(step, Next):
             if self.clock() - began > self.limit_s:
                 self.say(f"stopped after {self.limit_s:.0f} s")

@@ -205,6 +205,20 @@ def edge(trial: Trial) -> int | None:
     return trial.pin + trial.total - needed
 
 
+def edge_without_return(trial: Trial) -> int:
+    """Return the pin at which this boot would have filled the memory with all that the allocator had reserved."""
+    return trial.pin + trial.total - max(step.used_peak for step in trial.steps)
+
+
+def _hoards(trial: Trial) -> bool:
+    """Tell whether a retry came with memory to spare: what the allocator had freed was no use for what it needed.
+
+    Seen with prompts prefilled in one piece (H200, torch 2.11): 2 GiB blocks of one prompt's length do not serve a
+    longer one, and a retry came with 5.8 GiB that could have been given back.
+    """
+    return any(step.retries and trial.total - step.needed > RESOLUTION for step in trial.steps)
+
+
 @dataclass(frozen=True)
 class Next:
     """Boot at this pin next; ``confirms`` when it is the second boot of the best clean one."""
@@ -267,6 +281,8 @@ def _between(trials: Sequence[Trial], low: int, high: int) -> int | None:
     if high - low <= RESOLUTION:
         return None
     guesses = [guess for trial in trials if (guess := edge(trial)) is not None]
+    if any(map(_hoards, trials)):
+        guesses += [edge_without_return(trial) for trial in trials if trial.pin == low]
     refused = sum(unclean(trial) is not None for trial in trials)
     middle = (low + high) // 2
     if not guesses:
@@ -276,7 +292,8 @@ def _between(trials: Sequence[Trial], low: int, high: int) -> int | None:
         # far when the card was never full there: then the refusal was a prediction, which errs by little.
         wanted = high - RESOLUTION * 2 ** max(0, refused - 1) // (2 if _foreseen(trials, high) else 1)
     elif guess <= low + RESOLUTION // 2:
-        wanted = low + RESOLUTION  # the edge should be right above: one resolution further shows it
+        # The edge should be right above: one resolution further shows it. When it was not there, the guess is no use.
+        wanted = low + RESOLUTION if low - RESOLUTION not in {trial.pin for trial in trials} else middle
     else:
         wanted = guess
     if not low < wanted < high:
