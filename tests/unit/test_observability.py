@@ -16,6 +16,7 @@ import yaml
 from seatfleet.core.health.metrics import parse
 from seatfleet.core.health.probe_report import prometheus_text as probe_text
 from seatfleet.core.report.exporter import METRICS, Drafter, least_acceptance, prometheus_text, samples
+from seatfleet.core.seat.stub import REFUSED
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROMETHEUS = PROJECT / "files/observability/prometheus"
@@ -70,6 +71,8 @@ MISTAKES = [
     ("seatfleet_host_memory_available_bytes <", "seatfleet_host_memory_available_bytes >"),
     ("seatfleet_seat_drifted > 0", "seatfleet_seat_drifted > 1"),
     ("seatfleet_alias_proof_ok == 0", "seatfleet_alias_proof_ok == 1"),
+    ("increase(seatfleet_stub_refused_total[5m]) > 0", "seatfleet_stub_refused_total > 0"),
+    ("min by (host) (seatfleet_seat_running", "max by (host) (seatfleet_seat_running"),
     ('up{job="seatfleet-host"} == 0', 'up{job="seatfleet-hosts"} == 0'),
     ("seatfleet_export_timestamp_seconds > 600", "seatfleet_export_timestamp_seconds > 6000"),
     ("seatfleet_probe_timestamp_seconds > 1800", "seatfleet_probe_timestamp_seconds > 600"),
@@ -124,7 +127,10 @@ def exported() -> set[str]:
     page = (DATA / "metrics-0.32.0-full.prom").read_text()
     names = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if line and not line.startswith("#")}
     return (
-        names | {name for name, _, _ in METRICS} | set(re.findall(r"^(seatfleet_\w+)\{", probe_text(REPORT, 0.0), re.M))
+        names
+        | {REFUSED}
+        | {name for name, _, _ in METRICS}
+        | set(re.findall(r"^(seatfleet_\w+)\{", probe_text(REPORT, 0.0), re.M))
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from seatfleet.core.gateway.verdict import classify
-from seatfleet.core.seat.stub import SeatStub
+from seatfleet.core.seat.stub import METRICS_PATH, REFUSED, SeatStub
 
 CALLBACK = Path(__file__).resolve().parents[2] / "roles/gateway/files/seatfleet_retry_after.py"
 
@@ -39,6 +39,15 @@ def test_every_request_gets_the_designed_answer_on_one_connection(
         text = answer.read()
         assert (answer.status, answer.headers["Retry-After"]) == (503, "15")
         assert (method == "HEAD") == (text == b"")
+
+
+def test_callers_are_counted_and_whoever_asks_for_the_count_is_none(connection: http.client.HTTPConnection) -> None:
+    for path, status in (("/v1/models", 503), (METRICS_PATH, 200), ("/metrics", 503), (METRICS_PATH, 200)):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == status
+    assert text.splitlines()[-1] == f"{REFUSED} 2"
 
 
 def test_a_body_of_unknown_length_ends_the_connection(connection: http.client.HTTPConnection) -> None:

@@ -99,7 +99,7 @@ def test_a_seat_that_goes_down_reaches_the_webhook_and_so_does_its_return(tmp_pa
     config["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = ["127.0.0.1:19093"]
     # Targets from the file would need an inotify instance, of which the labs of a machine use up what there are.
-    _, host = config["scrape_configs"]
+    host = next(job for job in config["scrape_configs"] if job["job_name"] == "seatfleet-host")
     config["scrape_configs"] = [host]
     del host["file_sd_configs"]
     host["static_configs"] = [{"targets": [here], "labels": {"host": "fv-ml1"}}]

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ..gateway.verdict import DRAINING
+
+#: Where Prometheus finds :data:`REFUSED`; not vLLM's own path, where a stub on a seat's port would look like the seat.
+METRICS_PATH = "/stub/metrics"
+REFUSED = "seatfleet_stub_refused_total"
 
 # A body beyond this is not read, and its connection closed: nobody sends one for a good reason.
 _MAX_BODY = 64 << 20
@@ -30,7 +35,19 @@ class SeatStub(ThreadingHTTPServer):
         dual = socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if dual else socket.AF_INET
         self.retry_after_s = retry_after_s
+        self._refused = 0
+        self._counting = threading.Lock()
         super().__init__(("::" if dual else "", port), _Handler)
+
+    def count(self) -> None:
+        """Count one caller that was told to come back."""
+        with self._counting:
+            self._refused += 1
+
+    def metrics(self) -> str:
+        """Return how many callers were told to come back, as Prometheus text."""
+        about = f"# HELP {REFUSED} Callers that were told to come back.\n# TYPE {REFUSED} counter\n"
+        return f"{about}{REFUSED} {self._refused}\n"
 
     def server_bind(self) -> None:
         """Bind for IPv4 and IPv6, where both are there."""
@@ -47,8 +64,21 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent: one line per refused request would fill the journal."""
 
+    def do_GET(self) -> None:
+        """Tell the count to who asks for it; refuse everything else."""
+        if self.path != METRICS_PATH:
+            self._refuse()
+            return
+        data = self.server.metrics().encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def _refuse(self) -> None:
         self._skip_body()
+        self.server.count()
         seconds = self.server.retry_after_s
         message = f"the seat is away for a restart; repeat after {seconds} s"
         error = {"message": message, "type": DRAINING, "param": None, "code": "503"}
@@ -73,4 +103,4 @@ class _Handler(BaseHTTPRequestHandler):
         while left and (chunk := self.rfile.read(min(left, 1 << 16))):
             left -= len(chunk)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = _refuse
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = _refuse
