@@ -9,7 +9,7 @@ with its length, and its head answers nothing. Then
 3. the proposed pin, booted once more: it must not.
 
 Writes OUT/headroom.json (verdicts, every allocator window) and OUT/headroom-log.txt. Exit code 0 when 1 to 3 came out
-as they must. With ``--earlier`` the search goes on from the boots of earlier calls, and step 2 is theirs.
+as they must. With ``--earlier`` the search goes on from the boots of an earlier call, and step 2 is of that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from make_models import tokenizer
 from seatfleet.campaign.canary import Answers
 from seatfleet.campaign.seats import LocalHost, LocalSeat
 from seatfleet.clients.systemd import UnitState
-from seatfleet.core.health.headroom import RAMP, trials_from_json, unclean
+from seatfleet.core.health.headroom import RAMP, unclean
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.units import GIB, MIB
 from seatfleet.headroom.hunt import Hunt
@@ -181,10 +181,10 @@ def main() -> int:
     parser.add_argument("root", type=Path, help="where unpack.sh has put trees and models")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=300.0, help="begin no boot of the search after so long")
-    parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="headroom.json of earlier calls")
+    parser.add_argument("--earlier", type=Path, metavar="DIR", help="OUT of an earlier call that ran out of time")
     args = parser.parse_args()
     root, out = args.root.resolve(), args.out.resolve()
-    earlier = [json.loads(file.read_text()) for file in args.earlier]
+    earlier = json.loads((args.earlier / "headroom.json").read_text()) if args.earlier else None
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     work = root / "headroom"
@@ -216,16 +216,16 @@ def main() -> int:
     try:
         assert neighbour.stdout is not None
         say(f"neighbour: {neighbour.stdout.readline().strip()}")
+        if args.earlier:
+            shutil.copytree(args.earlier / "search", out / "search")
         plan = Plan(idle_s=2.0, ready_timeout_s=150.0)
         prober = Prober(seat, plan, work, say=say, answers=no_questions)
         hunt = Hunt(prober, "edge", out / "search", start=START, limit_s=args.seconds, say=say)
-        hunt.trials = [trial for one in earlier for trial in trials_from_json(one["trials"])]
-        hunt.boots = [boot for one in earlier for boot in one["boots"]]
         try:
             report["found"] = hunt.run()
             live = seat.live()
             if earlier:
-                report["blind"] = earlier[-1]["blind"]
+                report["blind"] = earlier["blind"]
             else:
                 report["blind"] = blind_boot(
                     seat, plan, work / "blind", weights(hunt.boots[0], hunt.trials[0].pin), say

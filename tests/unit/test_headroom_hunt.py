@@ -114,6 +114,35 @@ def test_a_pin_is_found_confirmed_and_proposed(seat: Watched, tmp_path: Path) ->
     assert main(["headroom", "judge", str(tmp_path / "out" / result["evidence"])]) == 0
 
 
+def test_a_probe_that_was_cut_off_goes_on(seat: Watched, tmp_path: Path) -> None:
+    """Each boot is minutes out of service: those of the same subject are not made again, others count for nothing."""
+    said: list[str] = []
+    unfinished = tmp_path / "out/evidence.json"
+
+    def hunt(boots: int) -> Hunt:
+        made = Hunt(prober_for(seat, tmp_path), "s", unfinished.parent, say=said.append, limit_s=0.5)
+        made.clock = lambda: len(made.trials) // boots
+        return made
+
+    before = hunt(2).run()
+    assert (before["pin"], len(before["boots"])) == (0, 2)
+    second = hunt(99)
+    result = second.run()
+    assert "going on after 2 boots of " in "\n".join(said)
+    assert result["boots"][:2] == before["boots"]
+    assert (result["confirmed"], second.prober.started) == (True, len(result["boots"]))
+    assert not unfinished.exists()
+
+    hunt(1).run()
+    seat._content["identity"]["release"] = "0.1-other"  # type: ignore[index]
+    seat.file.write_text(yaml.safe_dump(dict(seat._content)))
+    assert len(hunt(1).run()["boots"]) == 1
+    assert "begun anew: release_id: probed with '0.0-stub', now '0.1-other'" in "\n".join(said)
+    unfinished.write_text("{")
+    assert len(hunt(1).run()["boots"]) == 1
+    assert "cannot be read and is begun anew" in "\n".join(said)
+
+
 def test_a_blind_pin_crosses(seat: Watched, tmp_path: Path) -> None:
     """Straight to full depth, as traffic does: it starts, answers a greeting, and dies of the first long prompt."""
     prober = prober_for(seat, tmp_path, fractions=(1.0,), phases=(RAMP,))

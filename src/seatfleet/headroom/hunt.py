@@ -17,13 +17,25 @@ from ..campaign.host import facts
 from ..campaign.parity import Deployment, canonical_settings
 from ..campaign.seats import SeatFailed
 from ..clients.evidence import write_atomic
-from ..core.health.headroom import Found, Next, Trial, search, settings_hash, snippet, unclean
+from ..core.health.headroom import (
+    Found,
+    Next,
+    Trial,
+    phase_extras,
+    search,
+    settings_hash,
+    snippet,
+    stale,
+    trials_from_json,
+    unclean,
+)
 from ..core.host.tenants import APPS_QUERY, Tenant, names, parse_apps
 from ..core.units import GIB
 from .oracle import oracle
 from .prober import Prober
 
 SCHEMA = "seatfleet.headroom/1"
+EVIDENCE = "evidence.json"
 _SMI_LIMIT_S = 30
 
 
@@ -59,7 +71,7 @@ def subject_of(live: Deployment, seat: str, driver: str, beside: Sequence[Tenant
 class Hunt:
     """One probe of one seat. ``out`` gets the evidence, the raw samples and the logs.
 
-    ``trials`` and ``boots`` of an earlier probe of the same subject let the search go on from there.
+    ``out/evidence.json`` is there until a probe has come to its end; the next one of the same subject goes on there.
     """
 
     prober: Prober
@@ -99,6 +111,7 @@ class Hunt:
         start = self.start or self._live_pin(live)
         proof = oracle(self.python, live.env) if self.python else {"journal": "not checked", "counters": "not checked"}
         self.say(f"the allocator's counters: {proof['counters']}, its warning in the journal: {proof['journal']}")
+        self._go_on(subject)
         step = search(self.trials, self._total, start) if self.trials else Next(start)
         while isinstance(step, Next):
             if self.clock() - began > self.limit_s:
@@ -116,6 +129,24 @@ class Hunt:
             )
             step = search(self.trials, self._total, start)
         return self._conclude(subject, step)
+
+    def _go_on(self, subject: Mapping[str, Any]) -> None:
+        """Take the boots of a probe that was cut off, when they say something about the seat as it is now."""
+        try:
+            content = json.loads((self.out / EVIDENCE).read_text(encoding="utf-8"))
+            trials, boots = trials_from_json(content["trials"]), list(content["boots"])
+            differs = stale(content["subject"], json.loads(json.dumps(subject)))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.say(f"{self.out / EVIDENCE} cannot be read and is begun anew: {error}")
+            return
+        if differs:
+            self.say(f"{self.out / EVIDENCE} is of something else and is begun anew: {'; '.join(differs)}")
+            return
+        self.trials, self.boots = trials, boots
+        self.prober.started, self.prober.extras = len(trials), phase_extras(trials)
+        self.say(f"going on after {len(trials)} boots of {content['created_utc']}")
 
     @property
     def _total(self) -> int:
@@ -148,13 +179,13 @@ class Hunt:
             "machine": dict(machine),
             "tenants": list(beside),
         }
-        write_atomic(self.out / "evidence.json", json.dumps(content, indent=1) + "\n")
+        write_atomic(self.out / EVIDENCE, json.dumps(content, indent=1) + "\n")
 
     def _conclude(self, subject: Mapping[str, Any], step: Next | Found) -> dict[str, Any]:
         """Return the result, and keep the evidence under the name of its own hash."""
         found = step if isinstance(step, Found) else Found(0, 0, len(self.trials), confirmed=False)
         # What was found belongs into the evidence: a later version may search in another way.
-        content = {**json.loads((self.out / "evidence.json").read_text(encoding="utf-8")), "found": asdict(found)}
+        content = {**json.loads((self.out / EVIDENCE).read_text(encoding="utf-8")), "found": asdict(found)}
         text = json.dumps(content, indent=1) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
         write_atomic(self.out / f"{digest[:12]}.json", text)
@@ -167,4 +198,6 @@ class Hunt:
             "snippet": snippet(found, subject, self.trials, digest) if found.pin else None,
         }
         write_atomic(self.out / "result.json", json.dumps(result, indent=1) + "\n")
+        if isinstance(step, Found):
+            (self.out / EVIDENCE).unlink()
         return result
