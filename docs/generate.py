@@ -221,9 +221,9 @@ def literal(path: Path, name: str) -> Any:  # noqa: ANN401 - whatever YAML has
 def plugin_documents() -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     """Yield kind, documentation and return values of every plugin that ``ansible-doc`` knows, kind by kind."""
     fragments = {
-        path.stem: yaml.safe_load(fragment)
+        name: part
         for path in sorted((PLUGINS / "doc_fragments").glob("*.py"))
-        if (fragment := _fragment(path))
+        for name, part in _fragments(path).items()
     }
     for path in sorted((PLUGINS / "modules").glob("*.py")):
         yield "module", _with_fragments(literal(path, "DOCUMENTATION"), fragments), literal(path, "RETURN") or {}
@@ -236,22 +236,22 @@ def plugin_documents() -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, An
         yield "filter", content["DOCUMENTATION"], content.get("RETURN") or {}
 
 
-def _fragment(path: Path) -> str | None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == "DOCUMENTATION"
-        ):
-            return str(ast.literal_eval(node.value))
-    return None
+def _fragments(path: Path) -> dict[str, Any]:
+    """Return the parts of a fragment under the names they are extended by: ``gateway``, ``gateway.grants``."""
+    return {
+        path.stem if part.id == "DOCUMENTATION" else f"{path.stem}.{part.id.lower()}": yaml.safe_load(
+            ast.literal_eval(node.value)
+        )
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign) and isinstance(part := node.targets[0], ast.Name)
+    }
 
 
 def _with_fragments(documentation: dict[str, Any], fragments: Mapping[str, Any]) -> dict[str, Any]:
     names = documentation.get("extends_documentation_fragment") or []
     shared: dict[str, Any] = {}
     for name in [names] if isinstance(names, str) else names:
-        shared |= (fragments.get(name.rpartition(".")[2]) or {}).get("options", {})
+        shared |= fragments[name.removeprefix("seatfleet.fleet.")].get("options", {})
     return {**documentation, "options": {**shared, **(documentation.get("options") or {})}}
 
 

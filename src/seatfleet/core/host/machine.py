@@ -293,11 +293,11 @@ def read_linked(paths: SeatPaths) -> dict[str, Any] | None:
 
 def _link_problems(manifest: Mapping[str, Any]) -> list[str]:
     """Return why the other host of a seat over two could not join its head, as the link between them last heard."""
-    nodes = manifest.get("nodes")
-    if not nodes or nodes["rank"]:
+    hosts = link.config_of(manifest)
+    if hosts is None or hosts.own != hosts.head:
         return []
     heard = read_linked(SeatPaths(manifest["seat"]))
-    return link.obstacles(heard, manifest["generation"], nodes["hosts"][1]["host"], time.time())
+    return link.obstacles(heard, manifest["generation"], hosts.follower[0], time.time())
 
 
 def _patch_problems(release: Path) -> list[str]:

@@ -19,6 +19,7 @@ from ..host.processes import SeatState, UnitState
 from ..inventory.pins import host_doubts
 from ..paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
 from ..seat import generations
+from ..seat.link import config_of
 from ..seat.render import GENERATION_VARIABLE
 from ..seat.rollout import Machine
 from ..tables import aligned
@@ -202,8 +203,8 @@ def read_history(kept: Path, count: int) -> Iterator[dict[str, Any]]:
 
 def _head(manifest: Mapping[str, Any] | None) -> str | None:
     """Return the host that this one follows, None where it is the seat's own."""
-    nodes = (manifest or {}).get("nodes")
-    return str(nodes["hosts"][0]["host"]) if nodes and nodes["rank"] else None
+    hosts = config_of(manifest)
+    return hosts.head[0] if hosts and hosts.own != hosts.head else None
 
 
 def _state(unit: UnitState, proven: bool, head: str | None = None) -> str:

@@ -60,6 +60,12 @@ def load_config(nodes: Mapping[str, Any]) -> Config:
     return Config(int(nodes["rank"]), int(nodes["port"]), hosts)
 
 
+def config_of(manifest: Mapping[str, Any] | None) -> Config | None:
+    """Return the hosts of a generation over two, None of any other."""
+    nodes = (manifest or {}).get("nodes")
+    return load_config(nodes) if nodes else None
+
+
 @dataclass(frozen=True)
 class Report:
     """What the follower tells: the start of the head that its process belongs to, and whether it still runs.

@@ -11,6 +11,7 @@ from typing import Any
 from ..paths import CACHE, SEATS, SeatPaths, link_unit
 from . import generations
 from .decision import Wanted
+from .link import config_of
 from .rollout import KILL_MARGIN_S, Machine, Rollout, RolloutError
 
 _WANTS = "etc/systemd/system"
@@ -102,9 +103,9 @@ def _manifests(paths: SeatPaths) -> Iterator[dict[str, Any]]:
 def _follower(manifests: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the host that follows, of the latest generation over two hosts, on its head."""
     for manifest in manifests:
-        nodes = manifest.get("nodes")
-        if nodes and not nodes["rank"]:
-            return str(nodes["hosts"][1]["host"])
+        hosts = config_of(manifest)
+        if hosts and hosts.own == hosts.head:
+            return hosts.follower[0]
     return None
 
 

@@ -85,10 +85,10 @@ def main() -> None:
     result = {"changed": any(one.changed for one in done), "seats": [asdict(one) for one in done]}
     causes = []
     for generation, one in zip(halves, done, strict=True):
-        head, *others = (node["host"] for node in generation.manifest["nodes"]["hosts"])
         if one.obstacles:
             where, why = generation.manifest["host"], "; ".join(one.obstacles)
-            todo = f"Nothing was restarted; site.yml -l {','.join([head, *others])} prepares both hosts first"
+            both = ",".join(node["host"] for node in generation.manifest["nodes"]["hosts"])
+            todo = f"Nothing was restarted; site.yml -l {both} prepares both hosts first"
             causes.append(f"seat {one.seat} on {where}: {why}. {todo}")
     if causes:
         module.fail_json(msg="\n".join(causes), **result)
