@@ -89,7 +89,7 @@ def test_a_seat_that_does_not_come_up_gives_the_port_back(lab: Lab, tmp_path: Pa
     assert f"{OLD} is back and answers after" in said
     assert lab.host(HOST, "systemctl", "is-enabled", OLD).output.strip() == "enabled"
     assert lab.host(HOST, "systemctl", "is-active", UNIT, check=False).output.strip() != "active"
-    assert lab.host(HOST, *ANSWERS).code == 0
+    assert lab.console(HOST, *ANSWERS).code == 0
 
 
 def test_the_port_is_taken_over_and_given_back(lab: Lab) -> None:
@@ -98,7 +98,7 @@ def test_the_port_is_taken_over_and_given_back(lab: Lab) -> None:
     assert lab.host(HOST, "systemctl", "is-enabled", OLD, check=False).output.strip() == "disabled"
     assert lab.site("--check", "-l", HOST).changed == {HOST: 0}
     adopt(lab, "-e", "adopt_give_back=true")
-    assert lab.host(HOST, *ANSWERS).code == 0
+    assert lab.console(HOST, *ANSWERS).code == 0
     assert lab.host(HOST, "systemctl", "is-active", UNIT, check=False).output.strip() != "active"
 
 
