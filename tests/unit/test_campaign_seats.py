@@ -18,9 +18,10 @@ from seatfleet.campaign.definition import Arm
 from seatfleet.campaign.host import Calm, calm_down
 from seatfleet.campaign.parity import ArmConfig, Refusal, derive_arm
 from seatfleet.campaign.seats import LocalSeat, SeatFailed, engine_config, model_digest
-from seatfleet.campaign.systemd import SystemdSeat, arm_environment, arm_unit, campaign_unit
+from seatfleet.campaign.systemd import SystemdSeat, arm_environment, arm_unit
 from seatfleet.core.host.processes import Process, SeatState, UnitState
 from seatfleet.core.host.sockets import Owner
+from seatfleet.core.paths import campaign_unit
 from seatfleet.core.seat.rollout import RolloutError
 
 KEY = "speculative-config"

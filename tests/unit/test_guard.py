@@ -54,7 +54,10 @@ class Machine(guard.Host):
 
     def __init__(self, root: Path, samples: list[float], running: tuple[str, ...] = ("agent", "draft")) -> None:
         self.root, self.replayed, self._pressure = root, True, None
-        self.samples, self.alive = [int(one * GIB) for one in samples], list(running)
+        self.samples, self.alive = (
+            [int(one * GIB) for one in samples],
+            [f"vllm-seat-{seat}.service" for seat in running],
+        )
         self.calls: list[tuple[str, ...]] = []
 
     def wait(self) -> bool:
@@ -63,12 +66,12 @@ class Machine(guard.Host):
     def free(self) -> int:
         return self.samples.pop(0)
 
-    def running(self, seat: str) -> bool:
-        return seat in self.alive
+    def running(self, unit: str) -> bool:
+        return unit in self.alive
 
-    def kill(self, seat: str) -> None:
-        self.calls.append(("kill", seat))
-        self.alive.remove(seat)
+    def kill(self, unit: str) -> None:
+        self.calls.append(("kill", unit))
+        self.alive.remove(unit)
 
     def _systemctl(self, *arguments: str) -> None:  # type: ignore[override]
         self.calls.append(arguments)
@@ -91,7 +94,7 @@ def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> N
     current(tmp_path, "agent", "0123456789ab")
     machine, said = run(tmp_path, [9, 3, 3, 9, 9])
     assert machine.calls == [
-        ("kill", "agent"),
+        ("kill", "vllm-seat-agent.service"),
         ("stop", "vllm-seat-agent.service"),
         ("disable", "--quiet", "vllm-seat-agent.service"),
         ("start", "--no-block", "seatfleet-stub@8031.service"),
@@ -104,7 +107,30 @@ def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> N
 
 def test_the_next_seat_goes_only_when_the_first_was_not_enough(tmp_path: Path) -> None:
     machine, _ = run(tmp_path, [3, 3, 3, 3, 3, 3, 3, 3, 9])
-    assert [call[1] for call in machine.calls if call[0] == "kill"] == ["agent", "draft"]
+    assert [call[1] for call in machine.calls if call[0] == "kill"] == [
+        "vllm-seat-agent.service",
+        "vllm-seat-draft.service",
+    ]
+
+
+def test_what_is_measured_goes_before_what_serves_and_production_may_come_back(tmp_path: Path) -> None:
+    current(tmp_path, "draft", "0123456789ab")
+    machine = Machine(tmp_path, [3, 3, 9])
+    machine.alive.append("vllm-campaign-draft.service")
+    said: list[str] = []
+    clock = iter(range(10_000))
+    Guard(Config(FLOOR, SEATS), machine, said.append, lambda: next(clock)).run(3)
+    assert machine.calls == [("kill", "vllm-campaign-draft.service")]
+    assert said == ["killed what is measured of seat draft: 3.00 GiB of memory were available, the floor is 4.00 GiB"]
+    assert guard.read_marker("draft", tmp_path) is None
+
+
+def test_the_stub_answers_where_the_seat_did(tmp_path: Path) -> None:
+    """The declared port is another one after a change of it was taken back."""
+    current(tmp_path, "agent", "0123456789ab")
+    (SeatPaths("agent", tmp_path).generation("0123456789ab") / "manifest.json").write_text('{"port": 8099}')
+    machine, _ = run(tmp_path, [3, 3, 9])
+    assert machine.calls[-1] == ("start", "--no-block", "seatfleet-stub@8099.service")
 
 
 def test_memory_that_is_no_seats_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
@@ -149,13 +175,13 @@ def test_the_kernel_kills_the_whole_group(tmp_path: Path, tree: str) -> None:
     group.mkdir(parents=True)
     (group / "cgroup.kill").write_text("")
     (group / "cgroup.procs").write_text("12\n13\n")
-    host = guard.Host(tmp_path / "meminfo", tmp_path)
-    assert host.running("agent")
-    host.kill("agent")
+    host, unit = guard.Host(tmp_path / "meminfo", tmp_path), "vllm-seat-agent.service"
+    assert host.running(unit)
+    host.kill(unit)
     assert (group / "cgroup.kill").read_text() == "1"
     (group / "cgroup.procs").write_text("")
-    assert not host.running("agent")
-    assert not host.running("never-there")
+    assert not host.running(unit)
+    assert not host.running("vllm-seat-never-there.service")
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"floor": "4G", "seats": []}', '{"floor": "4GiB", "seats": [{}]}'])

@@ -24,7 +24,7 @@ from ..clients.probe import Host, SystemHost
 from ..clients.systemd import read_journal, read_unit
 from ..core.host.machine import LocalMachine
 from ..core.host.processes import SeatState, UnitState
-from ..core.paths import CACHE, SEATS, SeatPaths, unit_name
+from ..core.paths import CACHE, SEATS, SeatPaths, campaign_unit, unit_name
 from ..core.seat.flow_yaml import dump_mapping
 from ..core.seat.generations import EVIDENCE_FILE
 from ..core.seat.manifest import Manifest, read_api_key
@@ -77,11 +77,6 @@ class CampaignMachine(LocalMachine):
         subprocess.run(["systemctl", "daemon-reload"], check=True, timeout=_COMMAND_LIMIT_S)
         # says "not loaded" of a unit that never ran
         subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True, timeout=_COMMAND_LIMIT_S)
-
-
-def campaign_unit(seat: str) -> str:
-    """Return the unit that runs arms of a seat."""
-    return f"vllm-campaign-{seat}.service"
 
 
 def arm_unit(production: str, seat: str, home: Path, *, exclusive: bool) -> str:
@@ -137,7 +132,6 @@ class SystemdSeat:
     seat: str
     machine: Machine
     shadow: bool = False
-    ready_timeout_s: int = 1800
     root: Path = Path("/")
     gpus: Sequence[str] = ()
     api_key: str | None = field(default=None, repr=False)
@@ -262,7 +256,7 @@ class SystemdSeat:
             unit=campaign_unit(self.seat),
             release=str(production["release_id"]),
             key_file=self.paths.api_key,
-            timeout_s=self.ready_timeout_s,
+            timeout_s=int(production["probe"]["ready_timeout_s"]),
         )
 
     def host(self) -> Host:

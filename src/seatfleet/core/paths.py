@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 UNIT_PREFIX = "vllm-seat-"
+CAMPAIGN_PREFIX = "vllm-campaign-"
 STUB_PREFIX = "seatfleet-stub@"
 LINK_PREFIX = "seatfleet-link@"
 WATCH_PREFIX = "seatfleet-watch-"
@@ -22,6 +23,11 @@ GUARDED = "/var/lib/seatfleet/guarded"
 def unit_name(seat: str) -> str:
     """Return the systemd unit of a seat, for example ``vllm-seat-flash-next.service``."""
     return f"{UNIT_PREFIX}{seat}.service"
+
+
+def campaign_unit(seat: str) -> str:
+    """Return the transient unit that campaigns and headroom probes boot a seat's variants in."""
+    return f"{CAMPAIGN_PREFIX}{seat}.service"
 
 
 def stub_unit(port: int) -> str:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomic
-from ..paths import GUARDED, SeatPaths, stub_unit, unit_name
-from ..seat.generations import link_target
+from ..paths import GUARDED, SeatPaths, campaign_unit, stub_unit, unit_name
+from ..seat.generations import link_target, read_manifest
 from ..units import GIB, format_gib, parse_size
 from . import meminfo
 
@@ -156,35 +156,37 @@ class Host:
         poll.register(self._pressure, select.POLLPRI)
         return bool(poll.poll(PERIOD_S * 1000))
 
-    def running(self, seat: str) -> bool:
-        """Tell whether anything is in the seat's control group."""
+    def running(self, unit: str) -> bool:
+        """Tell whether anything is in a unit's control group."""
         try:
-            return bool((self._cgroup(seat) / "cgroup.procs").read_text().strip())
+            return bool((self._cgroup(unit) / "cgroup.procs").read_text().strip())
         except OSError:
             return False
 
-    def kill(self, seat: str) -> None:
-        """SIGKILL to everything in the seat's control group at once, as the kernel does it."""
+    def kill(self, unit: str) -> None:
+        """SIGKILL to everything in a unit's control group at once, as the kernel does it."""
         try:
-            (self._cgroup(seat) / "cgroup.kill").write_text("1")
+            (self._cgroup(unit) / "cgroup.kill").write_text("1")
         except OSError:  # kernels before 5.14
-            self._systemctl("kill", "--signal=SIGKILL", unit_name(seat))
+            self._systemctl("kill", "--signal=SIGKILL", unit)
 
-    def _cgroup(self, seat: str) -> Path:
-        """Return the seat's control group; ``unified`` is where it is beside the older hierarchies."""
-        places = [self.root / "sys/fs/cgroup" / tree / "system.slice" / unit_name(seat) for tree in ("", "unified")]
+    def _cgroup(self, unit: str) -> Path:
+        """Return a unit's control group; ``unified`` is where it is beside the older hierarchies."""
+        places = [self.root / "sys/fs/cgroup" / tree / "system.slice" / unit for tree in ("", "unified")]
         return next((place for place in places if place.is_dir()), places[0])
 
     def put_away(self, seat: Guarded, mark: Mapping[str, Any]) -> None:
         """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port."""
-        path = marker(seat.name, self.root)
+        path, paths = marker(seat.name, self.root), SeatPaths(seat.name, self.root)
         path.parent.mkdir(parents=True, exist_ok=True)
-        generation = link_target(SeatPaths(seat.name, self.root).current)
+        generation = link_target(paths.current)
+        # Not the declared port, which a change that was taken back leaves as it is: the alias leads to this one.
+        port = ((read_manifest(paths, generation) if generation else None) or {}).get("port", seat.port)
         write_atomic(path, json.dumps({**mark, "seat": seat.name, "generation": generation}, indent=1) + "\n")
         # A stop also takes back the restart that systemd has planned.
         self._systemctl("stop", unit_name(seat.name))
         self._systemctl("disable", "--quiet", unit_name(seat.name))
-        self._systemctl("start", "--no-block", stub_unit(seat.port))
+        self._systemctl("start", "--no-block", stub_unit(port))
 
     @staticmethod
     def _systemctl(*arguments: str) -> None:
@@ -218,7 +220,13 @@ class Guard:
             rounds = None if rounds is None else rounds - 1
 
     def _give_up_one(self, why: str, free: int) -> None:
-        victim = next((seat for seat in self.config.seats if self.host.running(seat.name)), None)
+        # What measures goes before what serves; it brings the seat back by itself.
+        for seat in self.config.seats:
+            if self.host.running(campaign_unit(seat.name)):
+                self.host.kill(campaign_unit(seat.name))
+                self.say(f"killed what is measured of seat {seat.name}: {why}")
+                return
+        victim = next((seat for seat in self.config.seats if self.host.running(unit_name(seat.name))), None)
         if victim is None:
             if not self._helpless:
                 self.say(f"{why}, and no seat of {[seat.name for seat in self.config.seats]} runs: not a seat's memory")
@@ -226,7 +234,7 @@ class Guard:
             return
         self._helpless = False
         began = self.clock()
-        self.host.kill(victim.name)
+        self.host.kill(unit_name(victim.name))
         took_ms = round(1000 * (self.clock() - began), 1)
         self.say(f"killed seat {victim.name}: {why}")
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
