@@ -138,6 +138,10 @@ def test_a_probe_that_was_cut_off_goes_on(seat: Watched, tmp_path: Path) -> None
     seat.file.write_text(yaml.safe_dump(dict(seat._content)))
     assert len(hunt(1).run()["boots"]) == 1
     assert "begun anew: release_id: probed with '0.0-stub', now '0.1-other'" in "\n".join(said)
+    quick = hunt(1)
+    quick.prober.plan = replace(quick.prober.plan, phases=(RAMP,))
+    assert len(quick.run()["boots"]) == 1
+    assert "begun anew: probed with {" in "\n".join(said)
     unfinished.write_text("{")
     assert len(hunt(1).run()["boots"]) == 1
     assert "cannot be read and is begun anew" in "\n".join(said)

@@ -418,7 +418,8 @@ class _Boot:
             self.manifest,
             self.client,
             self.control.host(),
-            Options(ready_timeout_s=self.definition.ready_timeout_s, poll_s=1.0),
+            # An arm may take as long as its seat: an hour on GB10.
+            Options(ready_timeout_s=max(self.definition.ready_timeout_s, self.manifest.ready_timeout_s), poll_s=1.0),
             "ready",
         )
         if report.exit != EXIT_READY:

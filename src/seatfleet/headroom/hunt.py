@@ -111,7 +111,8 @@ class Hunt:
         start = self.start or self._live_pin(live)
         proof = oracle(self.python, live.env) if self.python else {"journal": "not checked", "counters": "not checked"}
         self.say(f"the allocator's counters: {proof['counters']}, its warning in the journal: {proof['journal']}")
-        self._go_on(subject)
+        plan = self._plan()
+        self._go_on(subject, plan)
         step = search(self.trials, self._total, start) if self.trials else Next(start)
         while isinstance(step, Next):
             if self.clock() - began > self.limit_s:
@@ -123,19 +124,27 @@ class Hunt:
                 raise SeatFailed(f"the first boot gave nothing to go by: {result.trial.failure}")
             self.trials.append(result.trial)
             self.boots.append(result.beside)
-            self._keep(subject, start, machine, proof, [str(one) for one in beside])
+            self._keep(subject, plan, start, machine, proof, [str(one) for one in beside])
             self.say(
                 f"  {unclean(result.trial) or 'clean'}" + (f"; {why}" if (why := result.beside["refused"]) else "")
             )
             step = search(self.trials, self._total, start)
         return self._conclude(subject, step)
 
-    def _go_on(self, subject: Mapping[str, Any]) -> None:
-        """Take the boots of a probe that was cut off, when they say something about the seat as it is now."""
+    def _plan(self) -> dict[str, Any]:
+        """Return what decides how a boot is loaded and judged: boots of another plan are not comparable."""
+        plan = self.prober.plan
+        captures = {name: str(value) for name in ("replay", "memory_replay") if (value := getattr(plan, name))}
+        return {"start": self.start, "phases": list(plan.phases), "fractions": list(plan.depths), **captures}
+
+    def _go_on(self, subject: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Take the boots of a probe that was cut off, when they were made as this one's are, of the seat as it is."""
         try:
             content = json.loads((self.out / EVIDENCE).read_text(encoding="utf-8"))
             trials, boots = trials_from_json(content["trials"]), list(content["boots"])
             differs = stale(content["subject"], json.loads(json.dumps(subject)))
+            if content["plan"] != plan:
+                differs.append(f"probed with {content['plan']}, now {dict(plan)}")
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -161,6 +170,7 @@ class Hunt:
     def _keep(
         self,
         subject: Mapping[str, Any],
+        plan: Mapping[str, Any],
         start: int,
         machine: Mapping[str, Any],
         proof: Mapping[str, Any],
@@ -171,6 +181,7 @@ class Hunt:
             "schema": SCHEMA,
             "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
             "subject": dict(subject),
+            "plan": dict(plan),
             "start": start,
             "total": self._total,
             "trials": [asdict(trial) for trial in self.trials],

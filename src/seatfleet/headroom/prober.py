@@ -73,7 +73,7 @@ class Plan:
     phases: tuple[str, ...] = PHASES
     fractions: tuple[float, ...] = FRACTIONS
     idle_s: float = 10.0
-    ready_timeout_s: float = 1800.0
+    ready_timeout_s: float | None = None  # what the seat declares
     unified: bool = False
     allow_host_risk: bool = False
     replay: Path | None = None
@@ -350,7 +350,8 @@ class _Boot:
         self.control.start(self.config, ARM)
         self.manifest = self.control.manifest(self.config)
         with SeatClient(self.manifest.base_url, self.control.api_key, _LIMITS) as client:
-            options = Options(ready_timeout_s=self.plan.ready_timeout_s, poll_s=1.0)
+            limit_s = self.manifest.ready_timeout_s if self.plan.ready_timeout_s is None else self.plan.ready_timeout_s
+            options = Options(ready_timeout_s=limit_s, poll_s=1.0)
             report = probe(self.manifest, client, self.control.host(), options, "ready")
             if report.exit != EXIT_READY:
                 raise SeatFailed(f"not READY: {report.cause}")
