@@ -98,14 +98,16 @@ def test_what_is_not_there(
     [
         ("seat_releases", ["0.32.0+cpu.1", "0.33.0+rtx.1"]),
         ("seat_models", ["qwen3.8-flash-next", "tiny-qwen3"]),
-        ("seat_ports", [8022, 8031]),
+        # it may still run
+        ("seat_ports", [8022, 8031, 8040]),
+        ("seat_guards", [{"name": "a", "port": 8022}, {"name": "b", "port": 8031}, {"name": "c", "port": 8040}]),
     ],
 )
 def test_what_seats_use(filters: dict[str, Callable[..., Any]], what: str, found: list[Any]) -> None:
     seats = {
         "a": {"profile": "big"},
         "b": WRITTEN["lab-dense"],
-        "c": {**WRITTEN["spark-dflash"], "state": "absent"},
+        "c": {**WRITTEN["spark-dflash"], "state": "absent", "port": 8040},
     }
     presets = {"profiles": {"big": WRITTEN["rtx-flash-next"]}}
     assert filters[what](seats, HOST, presets) == found

@@ -222,6 +222,21 @@ def test_an_unreachable_host_is_named_and_nothing_else_is_touched(
     assert_serves(client_of(lab))
 
 
+def test_a_first_host_that_is_dead_does_not_keep_the_others_from_their_deployment(lab: Lab, tmp_path: Path) -> None:
+    other = ("group_vars/lab_spark_1/seats.yml", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")
+    edited = lab.edited(tmp_path / "edited", [other])
+    before, current = process(lab), ("readlink", "/etc/vllm/seats/dense-lab/current")
+    there = lab.host("spark-1", *current).output
+    with without_network(lab):
+        run = edited.site(check=False)
+    assert run.failed == {HOST}, run.output
+    assert "unreachable=1" in run.output
+    assert lab.host("spark-1", *current).output != there
+    assert process(lab) == before
+    lab.site()
+    assert lab.host("spark-1", *current).output == there
+
+
 def test_a_limit_keeps_to_its_host(lab: Lab, tmp_path: Path) -> None:
     """Both hosts' seats are edited; a run limited to one of them contacts the other not even for the gateway."""
     other = ("group_vars/lab_spark_1/seats.yml", "kv_cache_memory: 64MiB", "kv_cache_memory: 48MiB")

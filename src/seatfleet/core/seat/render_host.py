@@ -74,6 +74,15 @@ def load_seats(seats: Mapping[str, Mapping[str, Any]], host: str, presets: Prese
     Raises:
         ProblemsError: with the problems of all seats.
     """
+    return [seat for seat in load_written_seats(seats, host, presets) if seat.state == "present"]
+
+
+def load_written_seats(seats: Mapping[str, Mapping[str, Any]], host: str, presets: Presets) -> list[Seat]:
+    """Return all seats of a host as written. One that should be absent may run until it is removed.
+
+    Raises:
+        ProblemsError: with the problems of all seats.
+    """
     loaded: list[Seat] = []
     problems: list[Problem] = []
     for name, written in seats.items():
@@ -83,7 +92,7 @@ def load_seats(seats: Mapping[str, Mapping[str, Any]], host: str, presets: Prese
             problems += error.problems
     if problems:
         raise ProblemsError(problems)
-    return [seat for seat in loaded if seat.state == "present"]
+    return loaded
 
 
 def used_releases(seats: Iterable[Seat]) -> list[str]:

@@ -12,6 +12,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.pro
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat import render_host
 
 Mapping = dict[str, Any]
+Load = Callable[[Mapping, str, Presets], list[Seat]]
 
 
 def generations(*args: Any, **kwargs: Any) -> list[Mapping]:  # noqa: ANN401
@@ -72,10 +73,10 @@ def heads(hosts: list[Mapping]) -> list[str]:
     ]
 
 
-def used(what: Callable[[list[Seat]], list[Any]]) -> Callable[..., list[Any]]:
+def used(what: Callable[[list[Seat]], list[Any]], load: Load = render_host.load_seats) -> Callable[..., list[Any]]:
     def of_seats(seats: Mapping, host: str, presets: Mapping | None = None) -> list[Any]:
         try:
-            return what(render_host.load_seats(seats, host, Presets(**(presets or {}))))
+            return what(load(seats, host, Presets(**(presets or {}))))
         except ProblemsError as error:
             raise AnsibleFilterError(str(error)) from error
 
@@ -86,6 +87,7 @@ class FilterModule:
     """What Ansible asks for."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
+        written = render_host.load_written_seats
         return {
             "seat_generations": generations,
             "seat_followers": followers,
@@ -96,6 +98,7 @@ class FilterModule:
             "seat_api_keys": render_host.seat_api_keys,
             "seat_releases": used(render_host.used_releases),
             "seat_models": used(render_host.used_models),
-            "seat_guards": used(lambda seats: [{"name": seat.name, "port": seat.port} for seat in seats]),
-            "seat_ports": used(lambda seats: sorted(seat.port for seat in seats)),
+            # What protects a seat, or others from it, holds until it is really gone.
+            "seat_guards": used(lambda seats: [{"name": seat.name, "port": seat.port} for seat in seats], written),
+            "seat_ports": used(lambda seats: sorted({seat.port for seat in seats}), written),
         }
