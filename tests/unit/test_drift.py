@@ -69,6 +69,11 @@ def test_one_difference(part: str, result: dict[str, Any], row: tuple[str, str, 
     assert [(item.part, item.what, item.differs) for item in found] == ([row] if row else [])
 
 
+def test_a_task_that_failed_is_a_difference() -> None:
+    (row,) = rows("fv-ml1", CLEAN, {"host": {"failed": True, "msg": "spark-1 swaps to /swap.img"}, "stub": {}})
+    assert (row.part, row.what, row.differs) == ("host", "host", "spark-1 swaps to /swap.img")
+
+
 def test_tasks_and_table() -> None:
     tasks = {"toolbox": {"changed": True}, "files": {"changed": True, "paths": ["/etc/a", "/etc/b"]}}
     found = rows("fv-ml1", {"model": {"failed": True, "msg": "first\nsecond"}}, tasks)

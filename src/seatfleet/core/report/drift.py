@@ -35,10 +35,13 @@ def rows(host: str, results: Mapping[str, Result], tasks: Mapping[str, Result]) 
 
     ``results`` are those of the modules: ``release``, ``model``, ``staged``, ``foreseen``, ``aliases``, ``keys``; a
     part that failed is a difference in itself, one that did not run is none. ``tasks`` are other tasks of the roles by
-    the name of what they keep: changed means different, and those that name their ``paths`` are a row per file.
+    the name of what they keep: changed means different, failed is a difference too, and those that name their ``paths``
+    are a row per file.
     """
+    failed = {what: task for what, task in tasks.items() if task.get("failed")}
     changed = [name for what, task in tasks.items() if task.get("changed") for name in task.get("paths") or [what]]
     found = [Drift(host, "host", name, "would be changed") for name in changed]
+    found += [Drift(host, "host", what, _why(task)) for what, task in failed.items()]
     readers = {
         "release": _releases,
         "model": _models,
@@ -60,10 +63,14 @@ def rows(host: str, results: Mapping[str, Result], tasks: Mapping[str, Result]) 
     for name, read in readers.items():
         result, part = results.get(name) or {}, parts.get(name, name)
         if result.get("failed"):
-            found.append(Drift(host, part, "-", str(result.get("msg", "the check failed")).strip()))
+            found.append(Drift(host, part, "-", _why(result)))
         elif not result.get("skipped"):
             found += [Drift(host, part, what, differs) for what, differs in read(result)]
     return found
+
+
+def _why(result: Result) -> str:
+    return str(result.get("msg", "the check failed")).strip()
 
 
 def table(found: Sequence[Mapping[str, str]]) -> str:
