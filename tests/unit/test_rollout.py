@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
+from fake_machine import BAD, BUSY, CRASHES, DIES, NO_EXEC, SILENT, TAKEN, FakeMachine, make_process
 from seat_examples import CPU, RELEASE, RTX, TINY, seat
 
 from seatfleet.core.host.processes import Process
@@ -150,6 +150,53 @@ def test_a_busy_seat_is_left_serving_and_proven_later(machine: FakeMachine) -> N
     proven = deploy(machine, NEW)
     assert (proven.action, proven.failure, proven.changed) == (Action.VERIFY, None, True)
     assert generations.is_good(machine.paths, NEW.name)
+
+
+def crashed_later(machine: FakeMachine) -> None:
+    """Have the first deployment left unproven, and systemd start the seat again after a crash since."""
+    machine.behaviour[OLD.name] = BUSY
+    assert "was left so" in str(deploy(machine, OLD).failure)
+    assert machine.process is not None
+    machine.process, machine.restarts = dataclasses.replace(machine.process, pid=212), 1
+    machine.behaviour.clear()
+    machine.looks = 3
+
+
+def test_a_crash_of_before_says_nothing_against_a_seat_that_serves_and_is_proven_later(machine: FakeMachine) -> None:
+    """Red when any restart counts: the seat, which serves, was stopped and disabled at the first look at its unit."""
+    crashed_later(machine)
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.failure, machine.calls) == (Action.VERIFY, None, [f"probe {OLD.name}"])
+    assert (outcome.generation, machine.enabled) == (OLD.name, True)
+    assert generations.is_good(machine.paths, OLD.name)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "cause", "serves"),
+    [
+        (CRASHES, "the process ended: the unit is active (running, 2 restarts). There is no earlier good", False),
+        (DIES, "ValueError: out of memory. There is no earlier good", False),
+        (TAKEN, "somebody restarted the seat while it was proven. It was left so; run again", True),
+    ],
+)
+def test_a_crash_during_a_late_proof_is_an_end_and_a_restart_by_hand_is_none(
+    machine: FakeMachine, behaviour: str, cause: str, serves: bool
+) -> None:
+    crashed_later(machine)
+    machine.behaviour[OLD.name] = behaviour
+    outcome = deploy(machine, OLD)
+    assert str(outcome.failure).startswith(cause)
+    assert (machine.process is not None, machine.enabled) == (serves, serves)
+
+
+def test_a_restart_during_the_load_ends_a_rollout(machine: FakeMachine) -> None:
+    """Also of a seat that systemd had restarted before the rollout stopped it."""
+    deploy(machine, OLD)
+    machine.looks, machine.restarts = 3, 5
+    machine.behaviour[NEW.name] = CRASHES
+    outcome = deploy(machine, NEW)
+    assert str(outcome.failure).startswith("the process ended: the unit is active (running, 1 restart). Generation")
+    assert (outcome.returned_to, machine.restarts) == (OLD.name, 0)
 
 
 def test_nothing_comes_back_that_was_never_proven(machine: FakeMachine) -> None:

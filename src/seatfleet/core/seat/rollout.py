@@ -258,7 +258,10 @@ class Rollout:
             return self._outcome(decision, changed=decision.changes, pruned=self._prune())
         way_back = self._way_back((None, generations.link_target(self.paths.previous)))
         try:
-            ready_s, evidence = self._prove(self.wanted.generation, time.time())
+            # Looked at after the repairs, which make systemd forget how often it has restarted the unit.
+            ready_s, evidence = self._prove(
+                self.wanted.generation, time.time(), self.machine.unit_state(self.wanted.unit)
+            )
         except Undecided as error:
             return self._outcome(decision, changed=bool(decision.repairs), failure=str(error))
         except RolloutError as error:
@@ -447,16 +450,24 @@ class Rollout:
         generations.write_unit(self.paths, text, self.machine.unit_state(self.wanted.unit).drop_ins)
         self.machine.install(self.wanted.unit)
 
-    def _prove(self, name: str, since: float) -> tuple[float, Mapping[str, Any]]:
-        """Probe a generation, and notice when the process ends instead of waiting for the probe's own limit."""
+    def _prove(self, name: str, since: float, before: UnitState | None = None) -> tuple[float, Mapping[str, Any]]:
+        """Probe a generation, and notice when the process ends instead of waiting for the probe's own limit.
+
+        ``before`` is the unit of a seat that was not started for this: what systemd had restarted it for by then says
+        nothing about what serves now. Any restart of a seat that was just started is an end.
+        """
         manifest = generations.read_manifest(self.paths, name) or self.wanted.manifest
         begin = self.machine.monotonic()
         limit = float(manifest["probe"]["ready_timeout_s"]) + PROBE_MARGIN_S
         with self.machine.probe(self.paths.generation(name) / MANIFEST_FILE) as run:
             while (result := run.poll()) is None:
                 unit = self.machine.unit_state(self.wanted.unit)
-                if unit.gave_up:
+                if unit.ended(before.restarts if before else 0):
                     raise RolloutError(self._cause(since) or f"the process ended: the unit is {unit}")
+                # Without a restart of systemd's it was one by hand, which says nothing against the seat. Not while the
+                # unit goes down: systemd counts its restart only when that is over.
+                if before and before.running and unit.running and unit.main_pid != before.main_pid:
+                    raise Undecided("somebody restarted the seat while it was proven. It was left so; run again")
                 if self.machine.monotonic() - begin > limit:
                     raise RolloutError(self._cause(since) or f"the probe did not end within {limit:.0f} s")
                 self.machine.sleep(POLL_S)
