@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from seatfleet.core.seat.render import Generation
 from seatfleet.core.seat.rollout import ProbeResult, RolloutError
 
 # How a generation behaves: serves, does not start at all, ends while loading, is judged bad, cannot be judged, or
-# never answers.
+# never answers; or ends under the probe and is started again, by systemd or by hand.
 SERVES, NO_EXEC, DIES, BAD, BUSY, SILENT = "serves", "no-exec", "dies", "bad", "busy", "silent"
+CRASHES, TAKEN = "crashes", "taken"
 
 
 @dataclass
@@ -52,6 +53,8 @@ class FakeMachine:
     # What the seat says on each look at its running requests, the last for ever; empty: it says nothing.
     requests: list[int] = field(default_factory=list)
     on_probe: list[str] = field(default_factory=list)
+    looks: int = 0  # how often a probe under way has nothing to say yet
+    looked: int = 0
 
     def unit_state(self, unit: str) -> UnitState:
         assert unit == self.paths.unit.name
@@ -135,7 +138,7 @@ class FakeMachine:
 
     @contextlib.contextmanager
     def probe(self, manifest: Path) -> Iterator[FakeMachine]:
-        self.on_probe = [manifest.parent.name]
+        self.on_probe, self.looked = [manifest.parent.name], 0
         self._note(f"probe {manifest.parent.name}")
         yield self
         self.on_probe = []
@@ -146,7 +149,12 @@ class FakeMachine:
         if kind == DIES:
             self.process, self.sub, self.result = None, "auto-restart", "exit-code"
             return None
-        if kind == SILENT:
+        if kind in {CRASHES, TAKEN} and self.looked == 0:
+            assert self.process is not None
+            self.process = replace(self.process, pid=self.process.pid + 1)
+            self.restarts = self.restarts + 1 if kind == CRASHES else 0
+        self.looked += 1
+        if kind == SILENT or self.looked <= self.looks:
             return None
         if kind == BAD:
             return ProbeResult(False, {"verdict": "ACCEPT_BROKEN"}, "acceptance: expected 3.0, seen 1.0")

@@ -41,7 +41,7 @@ def test_a_converged_host_has_no_rows() -> None:
         (
             "staged",
             {"seats": [{"seat": "a", "generation": "1" * 12, "created": False, "changed": True}]},
-            ("seat", "a", "files of generation 111111111111 or the API key differ"),
+            ("seat", "a", "files of generation 111111111111 differ, or there is no API key"),
         ),
         (
             "staged",

@@ -81,7 +81,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(
-    ("state", "running", "gave_up", "text"),
+    ("state", "running", "ended", "text"),
     [
         ("running", True, False, "active (running)"),
         ("stopped", False, True, "inactive"),
@@ -91,11 +91,25 @@ STATES = {
         ("none", False, True, "not installed"),
     ],
 )
-def test_states(state: str, running: bool, gave_up: bool, text: str) -> None:
+def test_states(state: str, running: bool, ended: bool, text: str) -> None:
     unit = parse_show(STATES[state])
-    assert (unit.running, unit.gave_up, str(unit)) == (running, gave_up, text)
+    assert (unit.running, unit.ended(), str(unit)) == (running, ended, text)
     # also of a dead unit: left-over processes would be there
     assert unit.control_group == GROUP
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "ended"),
+    [
+        ("restarted", 0, True),
+        ("restarted", 1, False),
+        ("auto-restart", 9, True),
+        ("failed", 9, True),
+        ("stopped", 9, True),
+    ],
+)
+def test_a_restart_of_before_is_no_end(state: str, restarts: int, ended: bool) -> None:
+    assert parse_show(STATES[state]).ended(restarts) is ended
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ def test_back_and_what_must_follow(machine: FakeMachine) -> None:
     assert target(machine.paths).generation == NEW
 
 
+def test_a_rollback_takes_the_api_key_that_the_aliases_get(machine: FakeMachine) -> None:
+    """The secret was changed and the rollout refused: with the key on the host no alias could be opened."""
+    goal = target(machine.paths)
+    stage_host([NEW], {SEAT: "sk-seat-2"}, check=False, root=machine.paths.root)
+    (outcome,) = roll_out(machine, [goal.generation], {SEAT: "sk-seat-2"}, machine.paths.root)
+    assert (outcome.failure, outcome.generation) == (None, OLD.name)
+    assert machine.process is not None and machine.process.environ["VLLM_API_KEY"] == "sk-seat-2"
+    assert target(machine.paths).api_key == "sk-seat-2"
+    machine.paths.api_key.unlink()
+    with pytest.raises(GenerationError, match=r"no API key .*: run site.yml"):
+        target(machine.paths)
+
+
 def test_a_generation_by_name(machine: FakeMachine) -> None:
     assert target(machine.paths, NEW.name).lines == ()
     with pytest.raises(GenerationError, match=rf"expected a good generation \(.*{OLD.name}.*\), seen 000000000000"):

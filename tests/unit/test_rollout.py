@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_machine import BAD, BUSY, DIES, NO_EXEC, SILENT, FakeMachine, make_process
+from fake_machine import BAD, BUSY, CRASHES, DIES, NO_EXEC, SILENT, TAKEN, FakeMachine, make_process
 from seat_examples import CPU, RELEASE, RTX, TINY, seat
 
 from seatfleet.core.host.processes import Process
 from seatfleet.core.host.sockets import Owner
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.seat import generations
+from seatfleet.core.seat import api_key, generations
 from seatfleet.core.seat.decision import Action
 from seatfleet.core.seat.render import Generation, render
 from seatfleet.core.seat.rollout import Outcome, foresee, roll_out, summary_line
@@ -150,6 +150,53 @@ def test_a_busy_seat_is_left_serving_and_proven_later(machine: FakeMachine) -> N
     proven = deploy(machine, NEW)
     assert (proven.action, proven.failure, proven.changed) == (Action.VERIFY, None, True)
     assert generations.is_good(machine.paths, NEW.name)
+
+
+def crashed_later(machine: FakeMachine) -> None:
+    """Have the first deployment left unproven, and systemd start the seat again after a crash since."""
+    machine.behaviour[OLD.name] = BUSY
+    assert "was left so" in str(deploy(machine, OLD).failure)
+    assert machine.process is not None
+    machine.process, machine.restarts = dataclasses.replace(machine.process, pid=212), 1
+    machine.behaviour.clear()
+    machine.looks = 3
+
+
+def test_a_crash_of_before_says_nothing_against_a_seat_that_serves_and_is_proven_later(machine: FakeMachine) -> None:
+    """Red when any restart counts: the seat, which serves, was stopped and disabled at the first look at its unit."""
+    crashed_later(machine)
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.failure, machine.calls) == (Action.VERIFY, None, [f"probe {OLD.name}"])
+    assert (outcome.generation, machine.enabled) == (OLD.name, True)
+    assert generations.is_good(machine.paths, OLD.name)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "cause", "serves"),
+    [
+        (CRASHES, "the process ended: the unit is active (running, 2 restarts). There is no earlier good", False),
+        (DIES, "ValueError: out of memory. There is no earlier good", False),
+        (TAKEN, "somebody restarted the seat while it was proven. It was left so; run again", True),
+    ],
+)
+def test_a_crash_during_a_late_proof_is_an_end_and_a_restart_by_hand_is_none(
+    machine: FakeMachine, behaviour: str, cause: str, serves: bool
+) -> None:
+    crashed_later(machine)
+    machine.behaviour[OLD.name] = behaviour
+    outcome = deploy(machine, OLD)
+    assert str(outcome.failure).startswith(cause)
+    assert (machine.process is not None, machine.enabled) == (serves, serves)
+
+
+def test_a_restart_during_the_load_ends_a_rollout(machine: FakeMachine) -> None:
+    """Also of a seat that systemd had restarted before the rollout stopped it."""
+    deploy(machine, OLD)
+    machine.looks, machine.restarts = 3, 5
+    machine.behaviour[NEW.name] = CRASHES
+    outcome = deploy(machine, NEW)
+    assert str(outcome.failure).startswith("the process ended: the unit is active (running, 1 restart). Generation")
+    assert (outcome.returned_to, machine.restarts) == (OLD.name, 0)
 
 
 def test_nothing_comes_back_that_was_never_proven(machine: FakeMachine) -> None:
@@ -386,6 +433,7 @@ def add_drop_in(machine: FakeMachine) -> None:
         (edit_unit, "unit file vllm-seat-lab-oracle.service"),
         (add_drop_in, "remove /etc/systemd/system/vllm-seat-lab-oracle.service.d/50-hand.conf"),
         (lambda m: generations.point(m.paths.current, None), f"link current: None -> {OLD.name}"),
+        (lambda m: m.paths.api_key.write_text("VLLM_API_KEY=sk-by-hand\n"), "the file of the API key"),
         (lambda m: setattr(m, "enabled", False), "enable vllm-seat-lab-oracle.service"),
         (lambda m: setattr(m, "needs_reload", True), "systemd has not read the unit file yet"),
     ],
@@ -550,6 +598,120 @@ def test_another_api_key_restarts(machine: FakeMachine) -> None:
     outcome = deploy(machine, OLD, {SEAT: "sk-seat-2"})
     assert (outcome.action, outcome.generation) == (Action.RESTART, OLD.name)
     assert "sk-seat" not in repr(outcome)
+    assert api_keys(machine) == ("sk-seat-2", "sk-seat-2")
+    assert machine.paths.api_key.stat().st_mode & 0o777 == 0o600
+    assert deploy(machine, OLD, OTHER_KEYS).changed is False
+
+
+OTHER_KEYS = {SEAT: "sk-seat-2"}
+
+
+def api_keys(machine: FakeMachine) -> tuple[str | None, str | None]:
+    """Return the key of the process and the one that the unit would start with."""
+    return machine.process.environ["VLLM_API_KEY"] if machine.process else None, api_key.read(machine.paths)
+
+
+@pytest.mark.parametrize("wanted", [OLD, NEW])
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        {"lacking": ["the disk of / has 3 MiB free, 64 are wanted"]},
+        {"shortage": ["card GPU-1 has 10.00 GiB free"]},
+        {"strangers": [Owner(7, "docker-proxy", "/docker")]},
+        {"refusal": "unrecognized arguments"},
+    ],
+)
+def test_a_refused_rollout_leaves_the_api_key_that_serves(
+    machine: FakeMachine, obstacle: dict[str, Any], wanted: Generation
+) -> None:
+    """Red when staging writes the file: the probes got 401 then, and all callers after the next crash."""
+    deploy(machine, THIRD)
+    for name, value in obstacle.items():
+        setattr(machine, name, value)
+    outcome = deploy(machine, wanted, OTHER_KEYS)
+    assert str(outcome.failure).startswith("nothing was touched: ")
+    assert api_keys(machine) == ("sk-seat-1", "sk-seat-1")
+    for name, value in obstacle.items():
+        setattr(machine, name, type(value)() if isinstance(value, list) else None)
+    assert deploy(machine, wanted, OTHER_KEYS).failure is None
+    assert api_keys(machine) == ("sk-seat-2", "sk-seat-2")
+
+
+def test_a_restart_that_the_gateway_forbids_leaves_the_api_key_that_serves(machine: FakeMachine) -> None:
+    """The play ends between staging and rollout then."""
+    deploy(machine, OLD)
+    (staged,) = stage_host([OLD], OTHER_KEYS, check=False, root=machine.paths.root)
+    assert (staged.changed, staged.before, staged.after) == (
+        False,
+        "api-key.env: (another, replaced with the restart)\n",
+        "api-key.env: (secret)\n",
+    )
+    assert api_keys(machine) == ("sk-seat-1", "sk-seat-1")
+    assert deploy(machine, OLD).changed is False
+
+
+def test_a_seat_that_does_not_stop_keeps_its_api_key(machine: FakeMachine) -> None:
+    deploy(machine, OLD)
+    machine.immortal = True
+    assert "does not stop" in str(deploy(machine, NEW, OTHER_KEYS).failure)
+    assert api_keys(machine) == ("sk-seat-1", "sk-seat-1")
+
+
+@pytest.mark.parametrize("behaviour", [NO_EXEC, DIES, BAD])
+def test_what_comes_back_has_the_api_key_that_its_aliases_are_opened_with(machine: FakeMachine, behaviour: str) -> None:
+    deploy(machine, OLD)
+    machine.behaviour[NEW.name] = behaviour
+    assert deploy(machine, NEW, OTHER_KEYS).returned_to == OLD.name
+    assert api_keys(machine) == ("sk-seat-2", "sk-seat-2")
+    assert deploy(machine, OLD, OTHER_KEYS).changed is False
+
+
+def test_without_room_for_the_api_key_the_old_one_serves_on(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy(machine, OLD)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api_key, "write_atomic", full)
+        outcome = deploy(machine, NEW, OTHER_KEYS)
+    assert outcome.returned_to == OLD.name
+    assert outcome.failure is not None and "No space left on device" in outcome.failure
+    assert api_keys(machine) == ("sk-seat-1", "sk-seat-1")
+    assert deploy(machine, NEW, OTHER_KEYS).failure is None
+    assert api_keys(machine) == ("sk-seat-2", "sk-seat-2")
+
+
+@pytest.mark.parametrize("wanted", [OLD, NEW])
+@pytest.mark.parametrize("killed_at", ["stop", "install", "start", "probe"])
+def test_a_rollout_with_another_api_key_that_was_killed_is_put_right(
+    machine: FakeMachine, killed_at: str, wanted: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever key the seat is started with until then: the next run makes it the one that its aliases get."""
+    deploy(machine, OLD)
+    note = machine._note
+
+    def killed(call: str) -> None:
+        note(call)
+        if call.split()[0] == killed_at:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            deploy(machine, wanted, OTHER_KEYS)
+    if killed_at in {"install", "start"}:  # as `seatctl settle --after-rollout` does it, and the unit's own settle
+        generations.settle(machine.paths)
+        machine.start(machine.paths.unit.name)
+        assert machine.process is not None
+        assert machine.process.environ["SEATFLEET_GENERATION"] == OLD.name
+    machine.locked = False
+    outcome = deploy(machine, wanted, OTHER_KEYS)
+    assert (outcome.failure, outcome.generation) == (None, wanted.name)
+    assert api_keys(machine) == ("sk-seat-2", "sk-seat-2")
+    assert deploy(machine, wanted, OTHER_KEYS).changed is False
 
 
 def test_after_a_failure_other_seats_are_left_alone(machine: FakeMachine) -> None:

@@ -247,6 +247,11 @@ def test_rollback_and_removal(
         assert (back["changed"], back["seats"][0]["action"]) == (True, "restart")
         assert back["lines"] == ["kv_cache_memory: 64MiB  # instead of 1GiB"]
     assert call(rollout, capsys, True, **options)["seats"][0]["action"] == "restart"
+    assert call(rollback, capsys, False, seat="a", api_key="sk-seat-2")["changed"] is True
+    other = {**options, "api_keys": {"a": "sk-seat-2"}}
+    assert call(rollout, capsys, False, **other)["changed"] is False
+    shown = call(stage, capsys, True, **options)
+    assert (shown["changed"], shown["diff"][0]["after"]) == (False, "api-key.env: (secret)\n")
 
     for check in (True, False):
         gone = call(removal, capsys, check, seats=["a"])

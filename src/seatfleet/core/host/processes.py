@@ -64,10 +64,12 @@ class UnitState:
         stopped = self.active in {"inactive", "deactivating"} or (self.active, self.result) == ("failed", "timeout")
         return self.enabled and stopped
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether the process ended since the last start by hand: dead, failed, or waiting for a restart."""
-        return self.active in {"failed", "inactive"} or self.sub.startswith("auto-restart") or self.restarts > 0
+    def ended(self, restarts: int = 0) -> bool:
+        """Whether the process ended since the unit had been restarted that often; 0 is since the last start by hand.
+
+        Dead, failed, waiting for a restart, or restarted once more.
+        """
+        return self.active in {"failed", "inactive"} or self.sub.startswith("auto-restart") or self.restarts > restarts
 
     def __str__(self) -> str:
         """How messages show it: ``failed (exit-code, status 1, 3 restarts)``."""

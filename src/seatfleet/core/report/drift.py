@@ -101,7 +101,7 @@ def _staged(result: Result) -> Iterator[tuple[str, str]]:
         if seat["created"]:
             yield seat["seat"], f"generation {seat['generation']} is not on the host"
         elif seat.get("changed"):
-            yield seat["seat"], f"files of generation {seat['generation']} or the API key differ"
+            yield seat["seat"], f"files of generation {seat['generation']} differ, or there is no API key"
     for name in result.get("unmanaged") or ():
         yield name, "not in the inventory: playbooks/remove.yml removes it, or bring its entry back"
 

@@ -59,6 +59,7 @@ class OnDisk:
     good: bool  # the wanted generation has evidence of passed probes
     unit_text: str | None
     running_manifest: Mapping[str, Any] | None  # of the generation that the process says it was started from
+    api_key_digest: str | None = None  # of what the unit would start with; None: there is no file
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ def _repairs(wanted: Wanted, seen: SeatState, disk: OnDisk) -> list[str]:
         repairs.append(f"link current: {disk.current} -> {wanted.generation}")
     if disk.unit_text != wanted.unit_text:
         repairs.append(f"unit file {wanted.unit}")
+    if wanted.api_key_digest is not None and disk.api_key_digest != wanted.api_key_digest:
+        repairs.append("the file of the API key")
     repairs += [f"remove {path}" for path in seen.unit.drop_ins]
     if seen.unit.needs_reload and not repairs:
         repairs.append("systemd has not read the unit file yet")

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..paths import SeatPaths
 from ..units import format_size
-from . import generations
+from . import api_key, generations
 from .generations import EVIDENCE_FILE, GenerationError
-from .render import API_KEY_VARIABLE, CONFIG_FILE, ENVIRONMENT_FILE, MANIFEST_FILE, Generation
+from .render import CONFIG_FILE, ENVIRONMENT_FILE, MANIFEST_FILE, Generation
 
 # Fields of the manifest that a field of the seat sets.
 _FIELDS = {
@@ -73,7 +73,7 @@ _LIMITS = {"VLLM_ENGINE_READY_TIMEOUT_S": "ready_timeout_s", "shutdown-timeout":
 
 @dataclass(frozen=True)
 class Target:
-    """The generation to go back to, the API key of the seat, and the lines for ``group_vars``."""
+    """The generation to go back to, the API key that is on the host, and the lines for ``group_vars``."""
 
     generation: Generation
     api_key: str
@@ -193,7 +193,9 @@ def _shown(value: object) -> str:
 
 def _api_key(paths: SeatPaths) -> str:
     try:
-        text = paths.api_key.read_text(encoding="utf-8")
+        key = api_key.read(paths)
     except OSError as error:
         raise GenerationError(f"seat {paths.seat}: no API key ({error}): run site.yml") from error
-    return text.strip().removeprefix(f"{API_KEY_VARIABLE}=")
+    if key is None:
+        raise GenerationError(f"seat {paths.seat}: no API key ({paths.api_key} is not there): run site.yml")
+    return key

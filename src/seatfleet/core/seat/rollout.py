@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from ..host.sockets import Owner
 from ..paths import SeatPaths, link_unit, stub_unit
 from ..report.journal import first_cause
 from ..units import MIB, format_gib
-from . import generations
+from . import api_key, generations
 from .decision import Action, Decision, OnDisk, Wanted, decide, digest
 from .link import ENDED as LINK_ENDED
 from .render import GENERATION_VARIABLE, MANIFEST_FILE, Generation
@@ -195,7 +195,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The rollout of one seat to one generation."""
+    """The rollout of one seat to one generation.
+
+    ``key`` is the API key that its process shall have; the one on disk stays until the old process is gone.
+    """
 
     machine: Machine
     paths: SeatPaths
@@ -203,6 +206,7 @@ class Rollout:
     rendered: Generation | None = None  # None: only to be taken down
     predecessor: Predecessor | None = None
     keep: int = KEEP_GENERATIONS
+    key: str | None = field(default=None, repr=False)  # None: whichever the host has
 
     def decide(self) -> Decision:
         """Say what the seat needs, changing nothing; also for a host where nothing is there yet."""
@@ -253,12 +257,16 @@ class Rollout:
     def _settle(self, decision: Decision) -> Outcome:
         """Repair files and links beside a process that is as wanted, and probe it when nobody has yet."""
         if decision.repairs:
+            self._renew_key()
             self._install(self.wanted.generation)
         if decision.action is Action.NOTHING:
             return self._outcome(decision, changed=decision.changes, pruned=self._prune())
         way_back = self._way_back((None, generations.link_target(self.paths.previous)))
         try:
-            ready_s, evidence = self._prove(self.wanted.generation, time.time())
+            # Looked at after the repairs, which make systemd forget how often it has restarted the unit.
+            ready_s, evidence = self._prove(
+                self.wanted.generation, time.time(), self.machine.unit_state(self.wanted.unit)
+            )
         except Undecided as error:
             return self._outcome(decision, changed=bool(decision.repairs), failure=str(error))
         except RolloutError as error:
@@ -285,6 +293,7 @@ class Rollout:
             # The old links still stand, and so does whatever would not stop.
             return self._outcome(decision, changed=True, failure=str(error))
         try:
+            self._renew_key()
             ready_s, evidence = self._start(self.wanted.generation)
         except Undecided as error:
             return self._outcome(decision, changed=True, failure=str(error))
@@ -343,6 +352,10 @@ class Rollout:
                     return self._outcome(decision, changed=True, failure=failure)
                 failure = f"{cause}. There is no earlier good generation: the seat is stopped and stays so"
                 return self._outcome(decision, changed=True, failure=failure)
+            # Also what comes back has the new key: the aliases are opened with it, in this run or in the next one. A
+            # disk that is full keeps the old one, and the seat serves until then.
+            with suppress(OSError):
+                self._renew_key()
             ready_s = self._start_or_serve(target)
         except (RolloutError, OSError) as error:
             what = self.predecessor.name if target is None and self.predecessor else f"Generation {target or '-'}"
@@ -353,6 +366,11 @@ class Rollout:
         generations.point(self.paths.previous, previous)
         failure = f"{cause}. Generation {target} is back and READY after {ready_s:.1f} s"
         return self._outcome(decision, changed=True, ready_s=ready_s, failure=failure, returned_to=target)
+
+    def _renew_key(self) -> None:
+        """Replace the key that the unit starts with, where no process with the old one is left."""
+        if self.key is not None:
+            api_key.write(self.paths, self.key)
 
     def _start_or_serve(self, name: str) -> float:
         begin = self.machine.monotonic()
@@ -447,16 +465,24 @@ class Rollout:
         generations.write_unit(self.paths, text, self.machine.unit_state(self.wanted.unit).drop_ins)
         self.machine.install(self.wanted.unit)
 
-    def _prove(self, name: str, since: float) -> tuple[float, Mapping[str, Any]]:
-        """Probe a generation, and notice when the process ends instead of waiting for the probe's own limit."""
+    def _prove(self, name: str, since: float, before: UnitState | None = None) -> tuple[float, Mapping[str, Any]]:
+        """Probe a generation, and notice when the process ends instead of waiting for the probe's own limit.
+
+        ``before`` is the unit of a seat that was not started for this: what systemd had restarted it for by then says
+        nothing about what serves now. Any restart of a seat that was just started is an end.
+        """
         manifest = generations.read_manifest(self.paths, name) or self.wanted.manifest
         begin = self.machine.monotonic()
         limit = float(manifest["probe"]["ready_timeout_s"]) + PROBE_MARGIN_S
         with self.machine.probe(self.paths.generation(name) / MANIFEST_FILE) as run:
             while (result := run.poll()) is None:
                 unit = self.machine.unit_state(self.wanted.unit)
-                if unit.gave_up:
+                if unit.ended(before.restarts if before else 0):
                     raise RolloutError(self._cause(since) or f"the process ended: the unit is {unit}")
+                # Without a restart of systemd's it was one by hand, which says nothing against the seat. Not while the
+                # unit goes down: systemd counts its restart only when that is over.
+                if before and before.running and unit.running and unit.main_pid != before.main_pid:
+                    raise Undecided("somebody restarted the seat while it was proven. It was left so; run again")
                 if self.machine.monotonic() - begin > limit:
                     raise RolloutError(self._cause(since) or f"the probe did not end within {limit:.0f} s")
                 self.machine.sleep(POLL_S)
@@ -515,11 +541,13 @@ class Rollout:
     def _on_disk(self) -> OnDisk:
         process = self._state().process
         running = process.environ.get(GENERATION_VARIABLE) if process else None
+        key = api_key.read(self.paths)
         return OnDisk(
             current=generations.link_target(self.paths.current),
             good=generations.is_good(self.paths, self.wanted.generation),
             unit_text=_read(self.paths.unit),
             running_manifest=generations.read_manifest(self.paths, running) if running else None,
+            api_key_digest=None if key is None else digest(key),
         )
 
     def _expected_s(self) -> float | None:
@@ -602,8 +630,9 @@ def _rollout(
 ) -> Rollout:
     """Return the rollout of one rendered generation."""
     unit_text = generation.files[str(generation.manifest["unit"])]
-    wanted = Wanted(generation.name, generation.manifest, unit_text, digest(api_keys[generation.seat]))
-    return Rollout(machine, SeatPaths(generation.seat, root), wanted, generation, predecessor)
+    key = api_keys[generation.seat]
+    wanted = Wanted(generation.name, generation.manifest, unit_text, digest(key))
+    return Rollout(machine, SeatPaths(generation.seat, root), wanted, generation, predecessor, key=key)
 
 
 def _untouched(obstacles: Sequence[str]) -> str:

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import umask, write_atomic
+from ..files import umask
 from ..paths import SEATS, SeatPaths
-from . import generations
-from .render import API_KEY_VARIABLE, MANIFEST_FILE, Generation
+from . import api_key, generations
+from .render import MANIFEST_FILE, Generation
 
 _SECRET = "(secret)\n"
 
 
 @dataclass(frozen=True)
 class SeatStage:
-    """What staging did, or would do, for one seat. ``before`` and ``after`` are readable texts without secrets."""
+    """What staging did, or would do, for one seat. ``before`` and ``after`` are readable texts without secrets.
+
+    They also name another API key, which staging leaves to the rollout: that alone is no change of its own.
+    """
 
     seat: str
     generation: str
@@ -29,7 +32,7 @@ class SeatStage:
 def stage_host(
     rendered: Sequence[Generation], api_keys: Mapping[str, str], *, check: bool, root: Path = Path("/")
 ) -> list[SeatStage]:
-    """Stage the generations and API keys of all seats of a host; in check mode only say what would change.
+    """Stage the generations of all seats of a host, and API keys where there are none; in check mode only say it.
 
     Raises:
         GenerationError: a generation on disk was edited.
@@ -49,22 +52,20 @@ def unmanaged(declared: Sequence[str], root: Path = Path("/")) -> list[str]:
     return sorted(set(present) - set(declared))
 
 
-def _stage(generation: Generation, api_key: str, check: bool, paths: SeatPaths) -> SeatStage:
-    key_text = f"{API_KEY_VARIABLE}={api_key}\n"
-    key_differs = _read(paths.api_key) != key_text
+def _stage(generation: Generation, wanted_key: str, check: bool, paths: SeatPaths) -> SeatStage:
+    key = api_key.read(paths)
     before, after = _difference(paths, generation)
     if check:
         plan = generations.plan_stage(paths, generation.name, generation.files)
     else:
         plan = generations.stage(paths, generation.name, generation.files, generation.release_path)
-        if key_differs:
-            write_atomic(paths.api_key, key_text, mode=0o600)
-    if key_differs:
-        before, after = (
-            before + f"{paths.api_key.name}: (another or none)\n",
-            after + f"{paths.api_key.name}: {_SECRET}",
-        )
-    return SeatStage(generation.seat, generation.name, plan.create, plan.changed or key_differs, before, after)
+        # Another one belongs to what runs, and stays as long as that may run on.
+        if key is None:
+            api_key.write(paths, wanted_key)
+    if key != wanted_key:
+        seen = "none" if key is None else "another, replaced with the restart"
+        before, after = f"{before}{paths.api_key.name}: ({seen})\n", f"{after}{paths.api_key.name}: {_SECRET}"
+    return SeatStage(generation.seat, generation.name, plan.create, plan.changed or key is None, before, after)
 
 
 def _difference(paths: SeatPaths, generation: Generation) -> tuple[str, str]:

@@ -28,6 +28,11 @@ options:
   generation:
     description: Name of a good generation; the previous one by default.
     type: str
+  api_key:
+    description:
+      - API key that the seat shall have, the one that its aliases are opened with; the one on the host by default. They
+        differ after the secret was changed and no rollout of the seat was carried out since.
+    type: str
   reject:
     description:
       - The generation that runs has failed after its probe had passed. Once the other one is back it counts as never
@@ -79,6 +84,7 @@ def main() -> None:
         argument_spec={
             "seat": {"type": "str", "required": True},
             "generation": {"type": "str"},
+            "api_key": {"type": "str", "no_log": True},
             "reject": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -91,7 +97,7 @@ def main() -> None:
     except GenerationError as error:
         module.fail_json(msg=str(error), seats=[], lines=[])
     carry_out = foresee if module.check_mode else roll_out
-    (outcome,) = carry_out(LocalMachine(), [goal.generation], {seat: goal.api_key})
+    (outcome,) = carry_out(LocalMachine(), [goal.generation], {seat: module.params["api_key"] or goal.api_key})
     if module.params["reject"] and left and not (outcome.failure or module.check_mode):
         reject(paths, left)
     result = {

@@ -9,8 +9,10 @@ short_description: Write the generations and API keys of a host's seats
 version_added: "0.1.0"
 description:
   - Writes the configuration of every seat of a host below C(/etc/vllm/seats), one directory per generation, and the
-    seats' API key files.
+    API key files of seats that have none.
   - Nothing that runs is touched. M(seatfleet.fleet.seat_rollout) makes a seat use what was staged.
+  - An API key file that is there stays, as a running seat would start again with it. A key that differs is shown, and
+    replaced by the rollout.
 attributes:
   check_mode:
     description: Says what would be written, also on a host that has nothing yet.
@@ -58,7 +60,7 @@ seats:
       description: Whether the generation was not on the host yet.
       type: bool
     changed:
-      description: Whether anything of it, or the API key, differed.
+      description: Whether anything of it differed, or there was no API key.
       type: bool
 unmanaged:
   description: Seats that are on the host and that nobody declares any more.
@@ -99,7 +101,7 @@ def main() -> None:
         diff=[
             {"before_header": header, "after_header": header, "before": seat.before, "after": seat.after}
             for header, seat in zip(headers, staged, strict=True)
-            if seat.changed
+            if seat.changed or seat.before != seat.after
         ],
     )
 
