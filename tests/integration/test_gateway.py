@@ -29,7 +29,7 @@ from seat_stub import SeatStub
 
 from seatfleet.cli import main
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
-from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
+from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_alias, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway.keys import NO_MODELS, WantedKey, key_hash
 from seatfleet.core.gateway.state import WantedAlias
 from seatfleet.core.seat.stub import SeatStub as AwayStub
@@ -579,7 +579,7 @@ def test_a_closed_alias_lets_streams_end_and_tells_others_when_to_repeat(
 ) -> None:
     stream = Stream(proxy.url, registered.alias, registered.value, tokens=ENDLESS)
     with away(proxy) as stub_url:
-        close_aliases(registered.gateway, [registered.want()], stub_url, lambda *_: "unused")
+        close_alias(registered.gateway, registered.want(), stub_url, lambda *_: "unused")
         answer = ask(proxy, registered, stream=streaming)
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "15")
         assert "seat_draining" in answer.text
@@ -588,7 +588,7 @@ def test_a_closed_alias_lets_streams_end_and_tells_others_when_to_repeat(
         assert stream.runs
         registered.seat.pace_s = 0
         # Closed twice is closed; and to the keys nothing has changed.
-        assert not close_aliases(registered.gateway, [registered.want()], stub_url, lambda *_: "unused").changed
+        assert not close_alias(registered.gateway, registered.want(), stub_url, lambda *_: "unused").changed
         assert not registered.grant(registered.wanted_key()).changed
         assert stream.whole()
         registered.register(registered.want())
@@ -607,7 +607,7 @@ def test_a_closed_alias_with_a_fallback_is_answered_by_it(registered: Fleet, pro
         first = registered.want(fallback=other)
         registered.register(first, fallback)
         stream = Stream(proxy.url, registered.alias, registered.value, tokens=ENDLESS)
-        close_aliases(registered.gateway, [first], stub_url, lambda *_: "sk-seat-of-the-fallback")
+        close_alias(registered.gateway, first, stub_url, lambda *_: "sk-seat-of-the-fallback")
         answer = ask(proxy, registered)
         assert stream.runs
         registered.seat.pace_s = 0
@@ -622,7 +622,7 @@ def test_a_closed_alias_with_a_fallback_is_answered_by_it(registered: Fleet, pro
 
 def test_a_stub_that_does_not_answer_leaves_the_alias_open(registered: Fleet) -> None:
     with pytest.raises(GatewayError, match="The old deployment stays"):
-        close_aliases(registered.gateway, [registered.want()], "http://127.0.0.1:9/v1", lambda *_: "unused")
+        close_alias(registered.gateway, registered.want(), "http://127.0.0.1:9/v1", lambda *_: "unused")
     assert registered.call() == "ok"
 
 

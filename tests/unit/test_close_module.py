@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-from gateway_stub import MASTER, GatewayStub
+from gateway_stub import MASTER, GatewayStub, error
 from pytest_httpserver import HTTPServer
+from werkzeug import Response
 
 PROJECT = Path(__file__).resolve().parents[2]
 STUB_URL = "http://10.0.0.11:8009/v1"
@@ -35,10 +36,21 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def call(
-    module: ModuleType, capsys: pytest.CaptureFixture[str], url: str, check: bool = False, key: str = MASTER
+    module: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    url: str,
+    check: bool = False,
+    key: str = MASTER,
+    fallback: str | None = None,
 ) -> dict[str, Any]:
     aliases = [
-        {"name": name, "seat": "flash-next", "api_base": "http://10.0.0.11:8022/v1", "api_key": SECRET}
+        {
+            "name": name,
+            "seat": "flash-next",
+            "api_base": "http://10.0.0.11:8022/v1",
+            "api_key": SECRET,
+            "fallback": fallback,
+        }
         for name in ("gen-large", "gen-mid")
     ]
     options = {
@@ -60,11 +72,11 @@ def call(
     return result
 
 
-def register(stub: GatewayStub, alias: str) -> None:
+def register(stub: GatewayStub, alias: str, api_base: str = "http://10.0.0.11:8022/v1") -> None:
     identifier = f"seat-fv-ml1-flash-next-{alias}"
     info = {"id": identifier, "managed_by": "seatfleet", "db_model": True}
     info["seatfleet"] = {"host": "fv-ml1", "seat": "flash-next", "revision": 1}
-    params = {"model": f"hosted_vllm/{alias}", "api_base": "http://10.0.0.11:8022/v1"}
+    params = {"model": f"hosted_vllm/{alias}", "api_base": api_base}
     stub.deployments[identifier] = {"model_name": alias, "litellm_params": params, "model_info": info}
 
 
@@ -117,3 +129,41 @@ def test_a_gateway_that_refuses_is_told_from_one_that_is_down(
     assert (done.get("failed"), done["refused"]) == (None, ["gen-large", "gen-mid"])
     assert len(warnings) == 2
     assert call(close, capsys, "http://127.0.0.1:9")["refused"] == []
+
+
+def seat_refuses(api_base: str) -> Any:
+    """Answer 401, as a seat with another API key does, where a deployment leads there."""
+
+    def answer(stub: GatewayStub, path: str, body: dict[str, Any]) -> Response | None:
+        asked = stub.deployments.get(str(body.get("model")))
+        there = asked is not None and asked["litellm_params"]["api_base"] == api_base
+        message = "litellm.AuthenticationError: Hosted_vllmException - Unauthorized"
+        return error(401, "", message) if there and path.endswith("/chat/completions") else None
+
+    return answer
+
+
+def test_a_fallback_that_refuses_gives_way_to_the_stub_and_is_named(
+    close: ModuleType, httpserver: HTTPServer, capsys: pytest.CaptureFixture[str], warnings: list[str]
+) -> None:
+    stub = GatewayStub(httpserver)
+    stub.closed_url = STUB_URL
+    register(stub, "gen-large")
+    register(stub, "spare", api_base="http://10.0.0.12:8030/v1")
+    stub.hooks.append(seat_refuses("http://10.0.0.12:8030/v1"))
+    done = call(close, capsys, stub.url, fallback="spare")
+    assert (done["not_closed"], done["refused"]) == ([], [])
+    assert done["closed"] == {"gen-large": ["closed-fv-ml1-flash-next-gen-large"]}
+    (warning,) = warnings
+    assert warning.startswith("alias gen-large: its fallback spare does not answer, so callers get 503")
+
+
+def test_a_stand_in_that_refuses_is_no_refusal_of_the_gateway(
+    close: ModuleType, httpserver: HTTPServer, capsys: pytest.CaptureFixture[str], warnings: list[str]
+) -> None:
+    stub = GatewayStub(httpserver)
+    register(stub, "gen-large")
+    stub.hooks.append(seat_refuses(STUB_URL))
+    done = call(close, capsys, stub.url)
+    assert (done["not_closed"], done["refused"]) == (["gen-large"], [])
+    assert len(warnings) == 1

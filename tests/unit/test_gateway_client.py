@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from werkzeug import Response
 from seatfleet.clients import gateway_sync
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
 from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
-from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_aliases, prove, sync_aliases, sync_keys
+from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_alias, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway.keys import GRANTS_FIELD, WantedKey, key_hash
 from seatfleet.core.gateway.state import WantedAlias
 from seatfleet.core.gateway.verdict import faulty_aliases
@@ -193,7 +194,7 @@ def test_closing_leads_to_the_stub_first_and_opening_gives_the_first_id_back(
     stub.closed_url = STUB_URL
     sync_aliases(gateway, [want()], "fv-ml1")
     stub.requests.clear()
-    assert close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+    assert close_alias(gateway, want(), STUB_URL, seat_key).changed
     assert [line for line in stub.requests if line != "GET /model/info"] == [
         "POST /model/new",
         "POST /v1/chat/completions",
@@ -203,7 +204,7 @@ def test_closing_leads_to_the_stub_first_and_opening_gives_the_first_id_back(
     params = stub.deployments[CLOSED_ID]["litellm_params"]
     assert (params["api_base"], params["api_key"]) == (STUB_URL, "none")
     assert [params[name] for name in ("num_retries", "max_retries", "cooldown_time")] == [0, 0, 0]
-    assert not close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+    assert not close_alias(gateway, want(), STUB_URL, seat_key).changed
 
     opened = sync_aliases(gateway, [want()], "fv-ml1")
     assert [step.why for step in opened.plan.steps] == ["opened again: its seat serves"]
@@ -214,7 +215,7 @@ def test_closing_leads_to_the_stub_first_and_opening_gives_the_first_id_back(
 def test_a_declared_fallback_answers_instead_of_the_stub(stub: GatewayStub, gateway: Gateway) -> None:
     other = want(alias="gen-mid", seat="other", api_base="http://10.0.0.12:8030/v1", served_model="mid")
     sync_aliases(gateway, [want(), other], "fv-ml1")
-    close_aliases(gateway, [want(fallback="gen-mid")], STUB_URL, seat_key)
+    close_alias(gateway, want(fallback="gen-mid"), STUB_URL, seat_key)
     params = stub.deployments[CLOSED_ID]["litellm_params"]
     assert (params["api_base"], params["model"]) == ("http://10.0.0.12:8030/v1", "hosted_vllm/mid")
     assert params["api_key"] == "sk-seat-of-fv-ml1-other"
@@ -222,24 +223,83 @@ def test_a_declared_fallback_answers_instead_of_the_stub(stub: GatewayStub, gate
     assert gateway.complete("gen-large").deployment == CLOSED_ID
 
 
+FALLBACK: dict[str, Any] = {"alias": "gen-mid", "seat": "other", "api_base": "http://10.0.0.12:8030/v1"}
+
+
+def answer_for(api_base: str, status: int, message: str) -> Any:
+    """Answer so for deployments that lead there."""
+
+    def answer(stub: GatewayStub, path: str, body: dict[str, Any]) -> Response | None:
+        asked = stub.deployments.get(str(body.get("model")))
+        there = asked is not None and asked["litellm_params"]["api_base"] == api_base
+        return error(status, "", message) if there and path.endswith("/chat/completions") else None
+
+    return answer
+
+
+# As LiteLLM words what a seat said.
+FAULTS = [
+    (401, "litellm.AuthenticationError: AuthenticationError: Hosted_vllmException - Unauthorized"),
+    (404, "litellm.NotFoundError: Hosted_vllmException - The model `mid` does not exist."),
+    (500, "litellm.InternalServerError: Cannot connect to host REDACTED:8030"),
+]
+
+
+@pytest.mark.parametrize(("status", "message"), FAULTS)
+def test_a_fallback_that_does_not_answer_is_none(
+    stub: GatewayStub, gateway: Gateway, status: int, message: str
+) -> None:
+    stub.closed_url = STUB_URL
+    first = want(fallback="gen-mid")
+    sync_aliases(gateway, [first, want(**FALLBACK)], "fv-ml1")
+    stub.hooks.append(answer_for(FALLBACK["api_base"], status, message))
+    closed = close_alias(gateway, first, STUB_URL, seat_key)
+    assert stub.deployments[CLOSED_ID]["litellm_params"]["api_base"] == STUB_URL
+    assert ID not in stub.deployments
+    (note,) = closed.plan.notes
+    assert note.startswith("alias gen-large: its fallback gen-mid does not answer, so callers get 503")
+
+
+def test_a_fallback_that_never_answers_is_tried_again_and_changes_nothing(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.closed_url = STUB_URL
+    first = want(fallback="gen-mid")
+    sync_aliases(gateway, [first, want(**FALLBACK)], "fv-ml1")
+    close_alias(gateway, replace(first, fallback=None), STUB_URL, seat_key)
+    stub.dead.add(f"{CLOSED_ID}@2")
+    again = close_alias(gateway, first, STUB_URL, seat_key)
+    assert (again.changed, again.plan.ids) == (False, {"gen-large": (CLOSED_ID,)})
+    stub.dead.clear()
+    assert close_alias(gateway, first, STUB_URL, seat_key).plan.ids == {"gen-large": (f"{CLOSED_ID}@2",)}
+
+
+def test_neither_fallback_nor_stub_leaves_the_alias_with_its_seat(stub: GatewayStub, gateway: Gateway) -> None:
+    first = want(fallback="gen-mid")
+    sync_aliases(gateway, [first, want(**FALLBACK)], "fv-ml1")
+    stub.hooks += [answer_for(base, *FAULTS[0]) for base in (FALLBACK["api_base"], STUB_URL)]
+    with pytest.raises(GatewayError, match="taken back") as failed:
+        close_alias(gateway, first, STUB_URL, seat_key)
+    assert ID in stub.deployments
+    assert failed.value.refused is False, "no completion is a refusal of the gateway"
+
+
 def test_a_stub_that_does_not_answer_leaves_the_alias_with_its_seat(stub: GatewayStub, gateway: Gateway) -> None:
     sync_aliases(gateway, [want()], "fv-ml1")
     stub.dead.add(CLOSED_ID)
     with pytest.raises(GatewayError, match="taken back") as failed:
-        close_aliases(gateway, [want()], STUB_URL, seat_key)
+        close_alias(gateway, want(), STUB_URL, seat_key)
     assert list(stub.deployments) == [ID]
     assert failed.value.seat is None, "the stub's fault is not the seat's"
 
 
 def test_an_alias_that_is_not_registered_yet_is_not_closed(stub: GatewayStub, gateway: Gateway) -> None:
-    assert not close_aliases(gateway, [want()], STUB_URL, seat_key).changed
+    assert not close_alias(gateway, want(), STUB_URL, seat_key).changed
     assert stub.deployments == {}
 
 
 def test_a_seat_that_is_down_keeps_its_closed_alias(stub: GatewayStub, gateway: Gateway) -> None:
     stub.closed_url = STUB_URL
     sync_aliases(gateway, [want()], "fv-ml1")
-    close_aliases(gateway, [want()], STUB_URL, seat_key)
+    close_alias(gateway, want(), STUB_URL, seat_key)
     second = want(alias="gen-mid", seat="other", api_base="http://10.0.0.11:8030/v1")
     sync_aliases(gateway, [want(), second], "fv-ml1", spare=["flash-next"])
     assert list(stub.deployments) == [CLOSED_ID, "seat-fv-ml1-other-gen-mid"]

@@ -69,6 +69,20 @@ class GatewayError(RuntimeError):
         self.status = status
         self.seat = seat
 
+    @property
+    def refused(self) -> bool:
+        """Whether the gateway said no to what it was asked to change, or to who asks."""
+        return self.status is not None and 400 <= self.status < 500
+
+
+class ProofError(GatewayError):
+    """A completion was not answered as it must be. Its status is of what stands behind the gateway."""
+
+    @property
+    def refused(self) -> bool:
+        """Never: the gateway did what it was asked for."""
+        return False
+
 
 class GatewayDownError(GatewayError):
     """No answer at all: not reachable, or no answer in time."""

@@ -44,7 +44,7 @@ from ..core.gateway.state import (
 )
 from ..core.gateway.verdict import SEAT_FAULTS, STOPPED, Cell, Verdict, judge
 from ..core.gateway.versions import version_problem
-from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError
+from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError, ProofError
 from .gateway_lock import LockTimeoutError, gateway_lock
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
     "LockTimeoutError",
     "Proof",
     "ProofAlias",
-    "close_aliases",
+    "close_alias",
     "prove",
     "sync_aliases",
     "sync_keys",
@@ -115,23 +115,40 @@ def sync_aliases(
     return result
 
 
-def close_aliases(
+def close_alias(
     gateway: Gateway,
-    wanted: Sequence[WantedAlias],
+    want: WantedAlias,
     stub_url: str,
     seat_key: Callable[[str, str], str],
     *,
     check: bool = False,
 ) -> AliasResult:
-    """Lead aliases away from their seats, to the fallback or else to the stub, until :func:`sync_aliases` opens them.
+    """Lead an alias away from its seat, to the fallback or else to the stub, until :func:`sync_aliases` opens it.
+
+    A fallback that is served and does not answer is none: the stub stands in for it, and a note of the plan says so.
 
     Raises:
-        GatewayError: a stub or a fallback does not answer as it should; that alias still leads to its seat.
+        GatewayError: the stub does not answer as it should, or a change failed; the alias still leads to its seat.
     """
     with gateway_lock(gateway.url):
         live = gateway.list_deployments()
-        plan = plan_close(live, [closed_alias(want, live, stub_url, seat_key) for want in wanted])
-        return _carry_out(gateway, plan, live, check)
+        stand_in = closed_alias(want, live, stub_url, seat_key)
+        try:
+            return _close(gateway, live, stand_in, check)
+        except ProofError as error:
+            if stand_in.api_base == stub_url:
+                raise
+            live = gateway.list_deployments()
+            stand_in = closed_alias(replace(want, fallback=None), live, stub_url, seat_key)
+            result = _close(gateway, live, stand_in, check)
+            note = (
+                f"its fallback {want.fallback} does not answer, so callers get 503 with Retry-After meanwhile: {error}"
+            )
+            return replace(result, plan=replace(result.plan, notes=(f"alias {want.alias}: {note}",)))
+
+
+def _close(gateway: Gateway, live: Sequence[LiveDeployment], stand_in: WantedAlias, check: bool) -> AliasResult:
+    return _carry_out(gateway, plan_close(live, [stand_in]), live, check)
 
 
 def _carry_out(gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment], check: bool) -> AliasResult:
@@ -155,7 +172,7 @@ def _prove_gone(gateway: Gateway, alias: str) -> None:
     answer = _patiently(lambda: gateway.complete(alias), ("ok", "draining"), SPREAD_S)
     if answer.status not in (400, 404):
         by = f" by {answer.deployment}" if answer.deployment else ""
-        raise GatewayError(
+        raise ProofError(
             f"alias {alias} was removed and is still answered{by}: {answer.verdict.sentence}. Look for a wildcard or a"
             " fallback in the proxy's settings",
             kind="still_served",
@@ -188,7 +205,7 @@ def _prove_deployment(gateway: Gateway, step: Step) -> None:
         return
     if answer.verdict.kind != "ok":
         to_blame = step.wanted is not None and not step.wanted.closed and answer.verdict.kind in SEAT_FAULTS
-        raise GatewayError(
+        raise ProofError(
             f"alias {step.alias}: its new deployment {step.id} does not answer, so it was taken back.{old}"
             f" Cause: {answer.verdict.sentence}",
             kind=answer.verdict.kind,
@@ -196,7 +213,7 @@ def _prove_deployment(gateway: Gateway, step: Step) -> None:
             seat=step.wanted.seat if step.wanted is not None and to_blame else None,
         )
     if answer.deployment != step.id:
-        raise GatewayError(f"alias {step.alias}: {answer.deployment} answered for {step.id}.{old}", kind="wrong_seat")
+        raise ProofError(f"alias {step.alias}: {answer.deployment} answered for {step.id}.{old}", kind="wrong_seat")
 
 
 def _call_by_id(gateway: Gateway, identifier: str) -> Answer:

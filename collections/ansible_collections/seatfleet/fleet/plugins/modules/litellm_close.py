@@ -4,8 +4,9 @@ DOCUMENTATION = r"""
 module: litellm_close
 short_description: Lead aliases of a LiteLLM proxy away from seats that are about to stop
 description:
-  - Calls to an alias go to its declared fallback when that is served, to another deployment that serves the alias, or
-    else to a stub that answers 503 with C(Retry-After). M(seatfleet.fleet.litellm_aliases) opens the aliases again.
+  - Calls to an alias go to its declared fallback when that is served and answers, to another deployment that serves the
+    alias, or else to a stub that answers 503 with C(Retry-After). M(seatfleet.fleet.litellm_aliases) opens the aliases
+    again.
   - The deployment of the seat is deleted only after its stand-in was seen to answer. Running requests go on.
   - A gateway that is down, or a stand-in that does not answer, is no failure, since it must not keep a seat from being
     repaired; RV(not_closed) and a warning say it.
@@ -62,7 +63,9 @@ not_closed:
   elements: str
   returned: always
 refused:
-  description: Those of RV(not_closed) that the gateway refused to change (an answer of 4xx), and said so.
+  description:
+    - Those of RV(not_closed) that the gateway refused to change (an answer of 4xx to an administrator's request), and
+      said so. A stand-in that does not answer is none of them.
   type: list
   elements: str
   returned: always
@@ -109,17 +112,19 @@ def main() -> None:
         # One by one: what keeps one alias from being closed says nothing about the others.
         for number, alias in enumerate(wanted):
             try:
-                results.append(
-                    sync.close_aliases(gateway, [alias], params["stub_url"], key_of, check=module.check_mode)
-                )
+                result = sync.close_alias(gateway, alias, params["stub_url"], key_of, check=module.check_mode)
             except sync.GatewayDownError as error:
                 for other in wanted[number:]:
                     left(other.alias, error)
                 break
             except (sync.GatewayError, sync.LockTimeoutError) as error:
                 left(alias.alias, error)
-                if 400 <= (getattr(error, "status", None) or 0) < 500:
+                if getattr(error, "refused", False):
                     refused.append(alias.alias)
+            else:
+                results.append(result)
+                for note in result.plan.notes:
+                    module.warn(note)
     before = {name: shown for result in results for name, shown in result.before.items()}
     after = {name: shown for result in results for name, shown in result.after.items()}
     steps = [step.describe() for result in results for step in result.plan.steps]
