@@ -140,7 +140,7 @@ def test_a_new_deployment_that_does_not_answer_is_taken_back(stub: GatewayStub, 
     with pytest.raises(GatewayError, match=r"back\. The old deployment stays\. Cause: .*Cannot connect") as failed:
         sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
     assert list(stub.deployments) == [ID]
-    assert failed.value.seat == "flash-next"
+    assert failed.value.seats == ("flash-next",)
 
 
 @pytest.mark.parametrize("well", [True, False])
@@ -158,8 +158,119 @@ def test_a_seat_that_never_answers_is_told_from_a_gateway_that_does_not(
     with pytest.raises(GatewayError) as failed:
         sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
     assert isinstance(failed.value, GatewayDownError) is not well
-    assert failed.value.seat == ("flash-next" if well else None)
+    assert failed.value.seats == (("flash-next",) if well else ())
     assert list(stub.deployments) == [ID]
+
+
+# The dead one's alias is the first, as aliases are taken in order.
+NEIGHBOUR: dict[str, Any] = {"alias": "a-first", "seat": "other", "api_base": "http://10.0.0.11:8030/v1"}
+NEIGHBOUR_ID = "seat-fv-ml1-other-a-first"
+THIRD: dict[str, Any] = {"alias": "gen-mid", "seat": "third", "api_base": "http://10.0.0.11:8031/v1"}
+THIRD_ID = "seat-fv-ml1-third-gen-mid"
+
+
+def refuse_to_make(stub: GatewayStub) -> None:
+    """Fail to store the neighbour's deployment."""
+
+    def refuse(_: GatewayStub, path: str, body: dict[str, Any]) -> Response | None:
+        made = path == "/model/new" and body["model_info"]["id"] == NEIGHBOUR_ID
+        return error(500, "auth_error", "Failed to add model to db.") if made else None
+
+    stub.hooks.append(refuse)
+
+
+def kill_neighbour(stub: GatewayStub) -> None:
+    stub.dead.add(NEIGHBOUR_ID)
+
+
+def kill_both_neighbours(stub: GatewayStub) -> None:
+    stub.dead |= {NEIGHBOUR_ID, THIRD_ID}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seats", "named", "left"),
+    [
+        (kill_neighbour, ("other",), [f"alias a-first: its new deployment {NEIGHBOUR_ID} does not"], {ID, THIRD_ID}),
+        (
+            kill_both_neighbours,
+            ("other", "third"),
+            [
+                f"alias a-first: its new deployment {NEIGHBOUR_ID} does not",
+                f"alias gen-mid: its new deployment {THIRD_ID}",
+            ],
+            {ID},
+        ),
+        (refuse_to_make, (), ["gateway http"], {ID, THIRD_ID}),
+    ],
+)
+def test_what_keeps_one_alias_from_being_opened_keeps_no_other(
+    stub: GatewayStub, gateway: Gateway, break_it: Any, seats: tuple[str, ...], named: list[str], left: set[str]
+) -> None:
+    wanted = [want(), want(**NEIGHBOUR), want(**THIRD)]
+    break_it(stub)
+    with pytest.raises(GatewayError) as failed:
+        sync_aliases(gateway, wanted, "fv-ml1")
+    assert set(stub.deployments) == left
+    assert failed.value.seats == seats
+    lines = str(failed.value).splitlines()
+    assert len(lines) == len(named)
+    assert all(line.startswith(start) for line, start in zip(lines, named, strict=True))
+
+
+def test_a_closed_alias_is_opened_beside_a_dead_neighbour(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.closed_url = STUB_URL
+    wanted = [want(), want(**NEIGHBOUR)]
+    sync_aliases(gateway, wanted, "fv-ml1")
+    for one in wanted:
+        close_alias(gateway, one, STUB_URL, seat_key)
+    stub.dead.add(NEIGHBOUR_ID)
+    with pytest.raises(GatewayError, match="alias a-first"):
+        sync_aliases(gateway, wanted, "fv-ml1")
+    assert set(stub.deployments) == {ID, "closed-fv-ml1-other-a-first"}
+
+
+def test_what_is_not_declared_any_more_goes_although_a_seat_is_dead(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want(), want(alias="of-yesterday")], "fv-ml1")
+    stub.dead.add(NEIGHBOUR_ID)
+    with pytest.raises(GatewayError, match=r"^alias a-first: .*REDACTED:8022$"):
+        sync_aliases(gateway, [want(), want(**NEIGHBOUR)], "fv-ml1")
+    assert list(stub.deployments) == [ID]
+    assert stub.requests[-1] == "POST /v1/chat/completions", "that nobody is answered under it any more is proven"
+
+
+def test_a_gateway_that_goes_down_ends_everything(
+    stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def gone(_: Gateway, body: dict[str, Any]) -> str:
+        asked.append(body["model_name"])
+        raise GatewayDownError("gateway is not reachable")
+
+    monkeypatch.setattr(Gateway, "create_deployment", gone)
+    with pytest.raises(GatewayDownError):
+        sync_aliases(gateway, [want(), want(**NEIGHBOUR)], "fv-ml1")
+    assert asked == ["a-first"]
+
+
+def test_a_silent_seat_is_waited_for_once(stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait may take minutes, and others wait for the lock."""
+    asked: list[str] = []
+    complete = Gateway.complete
+
+    def silent(self: Gateway, model: str, *more: Any) -> Any:
+        asked.append(model)
+        if model == NEIGHBOUR_ID:
+            raise GatewayDownError("gateway gave no answer in time")
+        return complete(self, model, *more)
+
+    monkeypatch.setattr(Gateway, "complete", silent)
+    monkeypatch.setattr(Gateway, "ready", lambda _: True)
+    with pytest.raises(GatewayError) as failed:
+        sync_aliases(gateway, [want(), want(**NEIGHBOUR), want(**{**NEIGHBOUR, "alias": "b-second"})], "fv-ml1")
+    assert asked == [NEIGHBOUR_ID, ID]
+    assert failed.value.seats == ("other",)
+    assert "alias b-second: left as it is, since seat other gave no answer" in str(failed.value)
 
 
 def test_check_mode_changes_nothing_and_tells_the_same(stub: GatewayStub, gateway: Gateway) -> None:
@@ -288,7 +399,7 @@ def test_a_stub_that_does_not_answer_leaves_the_alias_with_its_seat(stub: Gatewa
     with pytest.raises(GatewayError, match="taken back") as failed:
         close_alias(gateway, want(), STUB_URL, seat_key)
     assert list(stub.deployments) == [ID]
-    assert failed.value.seat is None, "the stub's fault is not the seat's"
+    assert failed.value.seats == (), "the stub's fault is not the seat's"
 
 
 def test_an_alias_that_is_not_registered_yet_is_not_closed(stub: GatewayStub, gateway: Gateway) -> None:

@@ -70,6 +70,11 @@ class GatewayError(RuntimeError):
         self.seat = seat
 
     @property
+    def seats(self) -> tuple[str, ...]:
+        """The seats at fault, by name."""
+        return (self.seat,) if self.seat else ()
+
+    @property
     def refused(self) -> bool:
         """Whether the gateway said no to what it was asked to change, or to who asks."""
         return self.status is not None and 400 <= self.status < 500
@@ -82,6 +87,24 @@ class ProofError(GatewayError):
     def refused(self) -> bool:
         """Never: the gateway did what it was asked for."""
         return False
+
+
+class GatewayErrors(GatewayError):
+    """Several things failed, each for itself; the message has one line for each."""
+
+    def __init__(self, errors: Sequence[GatewayError]) -> None:
+        super().__init__("\n".join(map(str, errors)), kind="several")
+        self.errors = tuple(errors)
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The seats at fault, by name."""
+        return tuple(sorted({seat for error in self.errors for seat in error.seats}))
+
+    @property
+    def refused(self) -> bool:
+        """Whether any of them is a refusal."""
+        return any(error.refused for error in self.errors)
 
 
 class GatewayDownError(GatewayError):

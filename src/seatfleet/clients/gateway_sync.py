@@ -44,7 +44,7 @@ from ..core.gateway.state import (
 )
 from ..core.gateway.verdict import SEAT_FAULTS, STOPPED, Cell, Verdict, judge
 from ..core.gateway.versions import version_problem
-from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError, ProofError
+from .gateway import ROUTES, Answer, Gateway, GatewayDownError, GatewayError, GatewayErrors, ProofError
 from .gateway_lock import LockTimeoutError, gateway_lock
 
 __all__ = [
@@ -69,6 +69,8 @@ MAX_ROUNDS = 8
 COOLDOWN_LIMIT_S = 22.0
 # With several workers, a deployment made through one reaches the others within 30 s (proxy_config_reload_interval).
 SPREAD_S = 35.0
+# Status of a call that ended without an answer of the seat.
+NO_ANSWER = 504
 TWIN_PREFIX = "seatfleet-proof-"
 TWIN_LIFE = "10m"
 
@@ -101,17 +103,22 @@ def sync_aliases(
     With ``in_file`` the proxy's config file serves them, and only what the database still has of them is deleted.
 
     Raises:
-        GatewayError: a problem of the plan (then nothing was changed), or a step that failed. A new deployment whose
-            seat does not answer is deleted again, and the old one stays. An alias that was to go is still served.
+        GatewayError: a problem of the plan (then nothing was changed), or steps that failed; the others were done. A
+            new deployment whose seat does not answer is deleted again, and the old one stays. An alias that was to go
+            is still served.
+        GatewayDownError: the gateway went; nothing was tried after that.
     """
     with gateway_lock(gateway.url):
         live = gateway.list_deployments()
         plan = plan_removal(live, host) if in_file else plan_aliases(live, wanted, host, spare)
         if plan.problems:
             raise GatewayError("; ".join(plan.problems), kind="plan")
-        result = _carry_out(gateway, plan, live, check)
+        errors: list[GatewayError] = []
+        result = _carry_out(gateway, plan, live, check, errors)
         for alias in () if check else plan.dropped:
-            _prove_gone(gateway, alias)
+            with _kept(errors):
+                _prove_gone(gateway, alias)
+        _raise_all(errors)
     return result
 
 
@@ -148,10 +155,33 @@ def close_alias(
 
 
 def _close(gateway: Gateway, live: Sequence[LiveDeployment], stand_in: WantedAlias, check: bool) -> AliasResult:
-    return _carry_out(gateway, plan_close(live, [stand_in]), live, check)
+    plan = plan_close(live, [stand_in])
+    errors: list[GatewayError] = []
+    result = _carry_out(gateway, plan, live, check, errors)
+    _raise_all(errors)
+    return result
 
 
-def _carry_out(gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment], check: bool) -> AliasResult:
+@contextmanager
+def _kept(errors: list[GatewayError]) -> Iterator[None]:
+    """Keep an error for later, so that what follows is done nevertheless; a gateway that is down ends everything."""
+    try:
+        yield
+    except GatewayDownError:
+        raise
+    except GatewayError as error:
+        errors.append(error)
+
+
+def _raise_all(errors: Sequence[GatewayError]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else GatewayErrors(errors)
+
+
+def _carry_out(
+    gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment], check: bool, errors: list[GatewayError]
+) -> AliasResult:
+    """Do every step; one that fails is added to ``errors``, since a seat that is dead must not keep others closed."""
     shown = {step.id for step in plan.steps} | {old for step in plan.steps for old in step.retire}
     before = {
         item.id: _shown(item.alias, item.params, item.access_groups, item.blocked) for item in live if item.id in shown
@@ -159,9 +189,23 @@ def _carry_out(gateway: Gateway, plan: AliasPlan, live: Sequence[LiveDeployment]
     after = {key: dict(value) for key, value in before.items()}
     for step in plan.steps:
         if not check:
-            _apply(gateway, step)
+            with _kept(errors):
+                _apply_unless_silent(gateway, step, errors)
         _predict(after, step)
     return AliasResult(plan, before, after)
+
+
+def _apply_unless_silent(gateway: Gateway, step: Step, errors: Sequence[GatewayError]) -> None:
+    """Apply a step, but for one that would wait minutes, under the lock, for a seat that was silent just now."""
+    seat = step.wanted.seat if step.wanted is not None else None
+    if seat is not None and any(seat in error.seats and error.status == NO_ANSWER for error in errors):
+        raise ProofError(
+            f"alias {step.alias}: left as it is, since seat {seat} gave no answer under another one",
+            kind="seat_down",
+            status=NO_ANSWER,
+            seat=seat,
+        )
+    _apply(gateway, step)
 
 
 def _prove_gone(gateway: Gateway, alias: str) -> None:
@@ -223,7 +267,9 @@ def _call_by_id(gateway: Gateway, identifier: str) -> Answer:
     except GatewayDownError as error:
         with suppress(GatewayDownError):
             if gateway.ready():
-                return Answer(504, Verdict("seat_down", f"no answer from the seat ({error}), and the gateway is well"))
+                return Answer(
+                    NO_ANSWER, Verdict("seat_down", f"no answer from the seat ({error}), and the gateway is well")
+                )
         raise
 
 

@@ -97,8 +97,7 @@ def gateway_of(module: AnsibleModule, left_undone: Iterable[str]) -> Iterator[An
             not_registered=undone,
         )
     except (sync.GatewayError, sync.LockTimeoutError) as error:
-        seat = getattr(error, "seat", None)
-        module.fail_json(msg=str(error), gateway_down=False, at_fault=[seat] if seat else [])
+        module.fail_json(msg=str(error), gateway_down=False, at_fault=list(getattr(error, "seats", ())))
 
 
 def diff_text(picture: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ description:
     deletes whole deployments. Deployments that seatfleet did not make are never touched.
   - A changed deployment is replaced by a second one, proven with a real completion before the first is
     deleted.
+  - A step that fails keeps no other from being done; the module fails at the end, with a line for each that did.
 extends_documentation_fragment: [seatfleet.fleet.gateway]
 options:
   aliases:
@@ -120,7 +121,7 @@ not_registered:
   elements: str
   returned: when the gateway is down
 at_fault:
-  description: The seat that does not answer through a gateway that does; its alias was not opened.
+  description: The seats that do not answer through a gateway that does; only their aliases were not opened.
   type: list
   elements: str
   returned: when the gateway answers, and not as it should
