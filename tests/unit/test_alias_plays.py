@@ -1,4 +1,4 @@
-"""Which seats' silence fails a play, as its variables say it."""
+"""Which seats' silence fails a play, and what a play opens again, as its variables say it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 ROLE_VARS = yaml.safe_load((PROJECT / "roles/seat_alias/vars/main.yml").read_text())
 PLAYS = {
     name: yaml.safe_load((PROJECT / f"playbooks/{name}.yml").read_text())
-    for name in ("rollback", "headroom", "campaign", "adopt", "remove")
+    for name in ("seats", "rollback", "headroom", "campaign", "adopt", "remove")
 }
 GRANTS = [{"seat": "own"}, {"seat": "own"}, {"seat": "well"}, {"seat": "dead"}]
 
@@ -91,3 +91,39 @@ def test_a_removal_leaves_silent_neighbours_alone() -> None:
     """What it removes is not among the seats that the role gets, so that it is never spared."""
     (task,) = opening("remove")
     assert silent(["own", "well"], {"seat_alias_spare_silent": task["vars"]["seat_alias_spare_silent"]}) == {"dead"}
+
+
+RESTART = [{"seat": "own", "action": "restart"}]
+START = [{"seat": "own", "action": "start"}]
+
+
+@pytest.mark.parametrize(
+    ("closed", "foreseen", "opens", "refuses"),
+    [
+        ({"refused": ["b"], "closed": {"a": ["id"]}, "steps": ["replace"]}, RESTART, True, True),
+        # closed by an earlier run that was cut off
+        ({"refused": ["b"], "closed": {"a": ["id"]}, "steps": []}, RESTART, True, True),
+        # led away by the deletion of ours, as another deployment serves
+        ({"refused": ["b"], "closed": {}, "steps": ["delete"]}, RESTART, True, True),
+        ({"refused": ["b"], "closed": {}, "steps": []}, RESTART, False, True),
+        ({"refused": ["b"], "closed": {"a": ["id"]}, "steps": ["replace"]}, START, False, False),
+        ({"refused": [], "closed": {"a": ["id"]}, "steps": ["replace"]}, RESTART, False, False),
+        ({"skipped": True}, RESTART, False, False),
+        (None, RESTART, False, False),
+    ],
+)
+def test_nothing_stays_closed_when_nothing_is_restarted(
+    closed: dict[str, Any] | None, foreseen: list[dict[str, str]], opens: bool, refuses: bool
+) -> None:
+    tasks = list(tasks_of(PLAYS["seats"]))
+    names = [task["name"] for task in tasks]
+    refuse = names.index("Refuse a restart that every caller would notice")
+    assert names[refuse - 1] == "Open the aliases of seats that are not restarted"
+    play = next(play for play in PLAYS["seats"] if play["name"] == "Deploy seats")
+    variables = {
+        "seat_foreseen": {"seats": foreseen},
+        "__seats_restart_refused": trusted(play["vars"]["__seats_restart_refused"]),
+    }
+    variables |= {"seat_alias_closed": closed} if closed is not None else {}
+    templar = Templar(loader=DataLoader(), variables=variables)
+    assert [templar.evaluate_conditional(trusted(tasks[at]["when"])) for at in (refuse - 1, refuse)] == [opens, refuses]
