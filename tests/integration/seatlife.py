@@ -41,10 +41,14 @@ def call(lab: Lab) -> str:
 
 def wait_for_the_gateway(lab: Lab, limit_s: float = 300) -> None:
     """Wait until the gateway answers callers, which it does half a minute after its start, later on a busy machine."""
-    deadline = time.monotonic() + limit_s
-    while (seen := call(lab)) not in (OK, DESIGNED):
+    deadline, seen = time.monotonic() + limit_s, "nothing"
+    while seen not in (OK, DESIGNED):
         assert time.monotonic() < deadline, f"the gateway does not answer after {limit_s:.0f} s: {seen}"
         time.sleep(1)
+        try:
+            seen = call(lab)
+        except httpx.HTTPError as error:
+            seen = repr(error)
 
 
 def process(lab: Lab) -> str:
