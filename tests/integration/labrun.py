@@ -72,7 +72,7 @@ class Lab:
         return self.run("ansible-playbook", "site.yml", *arguments, check=check)
 
     def host(self, name: str, *argv: str, check: bool = True, stdin: str | None = None) -> Run:
-        """Run a command as root on a lab host."""
+        """Run a command as root on a lab host over ssh, whose shell splits the words again, unlike `console`."""
         return self.run(str(PROJECT / "lab/lab"), "ssh", name, *argv, check=check, stdin=stdin)
 
     def console(self, name: str, *argv: str) -> Run:

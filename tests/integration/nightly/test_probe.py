@@ -29,14 +29,14 @@ def signal_engine(lab: Lab, name: str) -> None:
         f"for p in $(cat {groups} 2>/dev/null | sort -u); do "
         f"grep -q '^VLLM' /proc/$p/comm && kill -{name} $p; done; true"
     )
-    lab.host(HOST, "sh", "-c", script)
+    assert lab.console(HOST, "sh", "-c", script).code == 0
 
 
 def test_a_stopped_engine_is_found_by_its_counters_while_health_is_200(lab: Lab) -> None:
     signal_engine(lab, "STOP")
     try:
         ask = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8022/health').status)"
-        code = lab.host(HOST, "python3", "-c", ask).output
+        code = lab.console(HOST, "python3", "-c", ask).output
         found = probe(lab, "--level", "ready", "--token-timeout", "10", "--ready-timeout", "120")
     finally:
         signal_engine(lab, "CONT")
