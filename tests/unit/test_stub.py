@@ -7,6 +7,7 @@ import http.client
 import runpy
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,19 @@ def test_callers_are_counted_and_whoever_asks_for_the_count_is_none(connection: 
     assert text.splitlines()[-1] == f"{REFUSED} 2"
 
 
-def test_a_body_of_unknown_length_ends_the_connection(connection: http.client.HTTPConnection) -> None:
-    chunked = {"Transfer-Encoding": "chunked"}
-    connection.request("POST", "/v1/chat/completions", iter([b"abc"]), chunked, encode_chunked=True)
+@pytest.mark.parametrize("kind", ["chunked", "too long"])
+def test_who_sends_for_long_still_gets_the_answer(connection: http.client.HTTPConnection, kind: str) -> None:
+    # 8 MiB are more than the buffers of a connection hold, and the pause lets the stub answer before the last is sent.
+    def body() -> Iterator[bytes]:
+        for _ in range(8):
+            yield b"x" * (1 << 20)
+            time.sleep(0.05)
+
+    headers = {"Transfer-Encoding": "chunked"} if kind == "chunked" else {"Content-Length": str(1 << 30)}
+    connection.request("POST", "/v1/chat/completions", body(), headers, encode_chunked=kind == "chunked")
     answer = connection.getresponse()
-    answer.read()
-    assert (answer.status, answer.will_close) == (503, True)
+    assert b"repeat after 15 s" in answer.read()
+    assert (answer.status, answer.headers["Retry-After"], answer.will_close) == (503, "15", True)
 
 
 def test_the_answer_is_classified_as_draining(connection: http.client.HTTPConnection) -> None:

@@ -6,9 +6,11 @@ and one whose seat is stopped a 500 after ten seconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ..gateway.verdict import DRAINING
@@ -19,6 +21,9 @@ REFUSED = "seatfleet_stub_refused_total"
 
 # A body beyond this is not read, and its connection closed: nobody sends one for a good reason.
 _MAX_BODY = 64 << 20
+# How long such a connection is still read after the answer: closed with bytes unread it is reset, and a client that is
+# still sending loses the answer (RFC 9112, 9.6).
+_LINGER_S = 5
 # A client that says nothing does not hold a thread for longer. More than the 120 s that LiteLLM keeps connections for:
 # a call on one that is just being closed would be a 500.
 _IDLE_S = 180
@@ -77,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refuse(self) -> None:
-        self._skip_body()
+        read = self._skip_body()
         self.server.count()
         seconds = self.server.retry_after_s
         message = f"the seat is away for a restart; repeat after {seconds} s"
@@ -92,15 +97,28 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
+        if not read:
+            self._linger()
 
-    def _skip_body(self) -> None:
-        """Read what was sent, so that the connection can be used again; what has no known length ends it."""
+    def _skip_body(self) -> bool:
+        """Read what was sent, so that the connection can be used again; what has no known length ends it unread."""
         length = self.headers.get("content-length", "0")
         if "transfer-encoding" in self.headers or not length.isdigit() or int(length) > _MAX_BODY:
             self.close_connection = True
-            return
+            return False
         left = int(length)
         while left and (chunk := self.rfile.read(min(left, 1 << 16))):
             left -= len(chunk)
+        return True
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and read on until the client has its answer and closes."""
+        end = time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while (left := end - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not self.rfile.read1(1 << 16):
+                    return
 
     do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = _refuse
