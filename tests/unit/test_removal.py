@@ -10,7 +10,7 @@ from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.core.paths import SeatPaths
-from seatfleet.core.seat.removal import remove
+from seatfleet.core.seat.removal import Stop, remove, stop
 from seatfleet.core.seat.render import render
 from seatfleet.core.seat.rollout import roll_out
 from seatfleet.core.seat.staging import stage_host
@@ -83,3 +83,24 @@ def test_the_rest_of_a_removal_that_was_killed_goes_too(machine: FakeMachine) ->
         (path / "manifest.json").unlink()
     assert run(machine).failure is None
     assert not machine.paths.home.exists()
+
+
+def test_a_stopped_seat_is_whole_and_starts_at_boot(machine: FakeMachine) -> None:
+    before = left(machine.paths.root)
+    assert stop(machine, machine.paths, check=True) == Stop(SEAT, ran=True)
+    assert machine.process is not None
+    machine.requests = [1, 0, 0]
+    assert stop(machine, machine.paths, check=False) == Stop(SEAT, ran=True, drained_s=2.0, aborted=0)
+    assert (machine.process, machine.enabled, left(machine.paths.root)) == (None, True, before)
+    machine.calls.clear()
+    assert stop(machine, machine.paths, check=False) == Stop(SEAT)
+    assert machine.calls == []
+    (outcome,) = roll_out(machine, [WANTED], KEYS, machine.paths.root)
+    assert (outcome.failure, machine.process is not None) == (None, True)
+
+
+def test_a_stop_that_does_not_work_says_so(machine: FakeMachine) -> None:
+    machine.immortal = True
+    failure = stop(machine, machine.paths, check=False).failure
+    assert failure is not None
+    assert failure.startswith("it was not stopped: the seat does not stop")

@@ -225,15 +225,15 @@ def test_rollback_and_removal(
 ) -> None:
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     machine = FakeMachine(SeatPaths("a", tmp_path))
-    names = ("seat_stage", "seat_rollout", "seat_rollback", "seat_remove")
-    stage, rollout, rollback, removal = (module(name) for name in names)
+    names = ("seat_stage", "seat_rollout", "seat_rollback", "seat_remove", "seat_stop")
+    stage, rollout, rollback, removal, stopped = (module(name) for name in names)
     monkeypatch.setattr(stage, "stage_host", functools.partial(stage.stage_host, root=tmp_path))
     for user in (rollout, rollback):
         for name in ("foresee", "roll_out"):
             monkeypatch.setattr(user, name, functools.partial(getattr(user, name), root=tmp_path))
-    for user in (rollout, rollback, removal):
+    for user in (rollout, rollback, removal, stopped):
         monkeypatch.setattr(user, "LocalMachine", lambda: machine)
-    for user in (rollback, removal):
+    for user in (rollback, removal, stopped):
         monkeypatch.setattr(user, "SeatPaths", lambda seat: SeatPaths(seat, tmp_path))
 
     assert "no previous good generation" in call(rollback, capsys, False, seat="a")["msg"]
@@ -252,6 +252,11 @@ def test_rollback_and_removal(
     assert call(rollout, capsys, False, **other)["changed"] is False
     shown = call(stage, capsys, True, **options)
     assert (shown["changed"], shown["diff"][0]["after"]) == (False, "api-key.env: (secret)\n")
+
+    for check, changed in ((True, True), (False, True), (False, False)):
+        assert call(stopped, capsys, check, seats=["a"])["changed"] is changed
+        assert (machine.process is None) is not check
+    assert call(rollout, capsys, False, **other)["seats"][0]["action"] == "start"
 
     for check in (True, False):
         gone = call(removal, capsys, check, seats=["a"])

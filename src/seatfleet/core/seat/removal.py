@@ -1,4 +1,4 @@
-"""Removing a seat from its host: drained, stopped, and nothing of it left but its evidence."""
+"""Taking a seat out of service: stopped for work on its host, or removed with nothing left but its evidence."""
 
 from __future__ import annotations
 
@@ -34,6 +34,31 @@ class Removal:
     aborted: int = 0
     follower: str | None = None
     failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Whether a seat ran and what became of its requests. It runs on when ``failure`` says why."""
+
+    seat: str
+    ran: bool = False
+    drained_s: float | None = None
+    aborted: int = 0
+    failure: str | None = None
+
+
+def stop(machine: Machine, paths: SeatPaths, *, check: bool) -> Stop:
+    """Drain and stop a seat of which nothing is removed; never raises."""
+    manifest = next(_manifests(paths), None)
+    if manifest is None or machine.unit_state(paths.unit.name).active in {"inactive", "failed"}:
+        return Stop(paths.seat)
+    if check:
+        return Stop(paths.seat, ran=True)
+    try:
+        drained_s, aborted = Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
+    except RolloutError as error:
+        return Stop(paths.seat, ran=True, failure=f"it was not stopped: {error}")
+    return Stop(paths.seat, ran=True, drained_s=drained_s, aborted=aborted)
 
 
 def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool, check: bool) -> Removal:
