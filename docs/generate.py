@@ -320,7 +320,9 @@ SPEAKERS = (
 )
 # Calls whose text reaches a person: exceptions of ours, problems of the input, findings of the probe, module failures.
 _SPEAKING = re.compile(
-    r"(?:Error|Problem|Stop|Undecided|Verdict|Check|Refused)$|^(?:fail_json|stop|fail|warn|problem|_problem)$"
+    r"(?:Error|Problem|Stop|Undecided|Verdict|Check|Refused|Refusal|SeatFailed|NotEstimable|CounterReset|FloorReached"
+    r"|Mismatch|Unanswered)$|^(?:fail_json|stop|fail|warn|problem|_problem|_file_problem|bad|cell|Cell|_compare|_say"
+    r"|not_checked|unchecked)$"
 )
 
 
@@ -332,11 +334,10 @@ def messages_page(intro: str) -> str:
     ):
         for text in _spoken(path):
             found.setdefault(_speaker(path), set()).add(text)
-    for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]):
-        for match in re.finditer(
-            r"^\s+(?:fail_msg|msg): (?:>-\n((?:\s{8,}.*\n)+)|\"?(.+?)\"?\n)", path.read_text(), re.MULTILINE
-        ):
-            text = re.sub(r"\{\{.*?\}\}", "…", " ".join((match[1] or match[2]).split()))
+    for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
+        for spoken in _told(yaml.safe_load(path.read_text())):
+            text = re.sub(r"\{\{.*?\}\}", "…", re.sub(r"\{%.*?%\}", "", spoken), flags=re.DOTALL)
+            text = " ".join(text.split())
             if len(re.sub(r"[… ]", "", text)) > 12:
                 found.setdefault(_speaker(path), set()).add(text)
     lines = [intro.split(MESSAGES_MARK)[0] + MESSAGES_MARK]
@@ -349,6 +350,14 @@ def messages_page(intro: str) -> str:
                 *(f"- {_plain(text)}" for text in sorted(found[speaker], key=str.lower)),
             ]
     return "\n".join(lines) + "\n"
+
+
+def _told(node: Any) -> Iterator[str]:  # noqa: ANN401 - whatever YAML has
+    """Yield what tasks tell people: of assertions, failures and notes, however deep in blocks."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _told(value)
+    if isinstance(node, dict):
+        yield from (node[key] for key in ("fail_msg", "msg") if isinstance(node.get(key), str))
 
 
 def _speaker(path: Path) -> str:

@@ -35,3 +35,13 @@ def test_a_dead_link_is_noticed() -> None:
 def test_every_role_and_playbook_verb_is_named_in_the_readme() -> None:
     readme = (PROJECT / "README.md").read_text()
     assert [role.name for role in (PROJECT / "roles").iterdir() if role.name not in readme] == []
+
+
+def test_messages_of_tasks_are_on_the_page_of_messages_whatever_their_form() -> None:
+    page = (PROJECT / "docs/messages.md").read_text()
+    # Folded, at any depth of indentation, inside blocks; and nothing of the keys that follow.
+    assert "- …/….tar is not there. Run: seatctl release fetch --archive …\n" in page
+    assert "these have it: …\n" in page
+    assert "The aliases of … stay closed. Run site.yml when the seat answers.\n" in page
+    # Of a refusal that is no exception named Error.
+    assert "- the seat has no kv\\_cache\\_memory to start from" in page
