@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON ?= python3.11
+# The Pythons that the tooling is locked for, the first that is there.
+PYTHON ?= $(or $(shell for p in python3.11 python3.13; do command -v $$p && break; done),python3.11)
 VENV   ?= .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 LOCK   ?= requirements/controller-py$(subst .,,$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')).txt
@@ -29,10 +30,14 @@ help: ## This list
 # ---- setting up -----------------------------------------------------------------------------------------------------
 $(VENV)/.done: $(LOCK) pyproject.toml
 	@echo "== tooling into $(VENV) (ansible-core, molecule, linters; 1-2 minutes)"
+	@$(PYTHON) -c 'import ensurepip' || { echo "$(PYTHON) with its venv is needed (Debian: apt-get install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	PIP_CONSTRAINT=/dev/null $(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK)
 	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+requirements/controller-py.txt:
+	@echo "no $(PYTHON) here: Python 3.11 or 3.13 is needed (Debian: apt-get install python3-venv), or PYTHON=/path/to/it"; exit 1
 
 .PHONY: setup
 setup: $(VENV)/.done ## Tooling for the controller, from hash-locked requirements
