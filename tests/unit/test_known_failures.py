@@ -70,6 +70,8 @@ def test_names_are_unique_and_all_reports_are_there() -> None:
         ("nomodel", ["W19"]),
         ("parser", ["H5"]),
         ("port", ["X5"]),
+        ("util", ["X21"]),
+        ("method", ["X21"]),
     ],
 )
 def test_recorded_journals_are_explained(name: str, ids: list[str]) -> None:
@@ -81,7 +83,7 @@ def test_recorded_journals_are_explained(name: str, ids: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "ids"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 466.00 MiB.", ["M25"]),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 466.00 MiB.", ["X13"]),
         ("RuntimeError: Error in memory profiling. Initial free memory 3.1 GiB, current free memory 4 GiB.", ["M11"]),
         (
             "ValueError: Free memory on device cuda:0 (80.1/94.97 GiB) on startup is less than desired GPU memory "
@@ -113,5 +115,5 @@ def test_the_first_line_is_kept_and_the_order_is_that_of_the_journal() -> None:
     text = " OSError: [Errno 28] No space left on device \nCUDA out of memory\nOSError: [Errno 28] No space left"
     assert [(row.id, line) for row, line in explain(text)] == [
         ("X7", "OSError: [Errno 28] No space left on device"),
-        ("M25", "CUDA out of memory"),
+        ("X13", "CUDA out of memory"),
     ]

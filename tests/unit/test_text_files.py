@@ -68,6 +68,18 @@ def test_of_several_files_only_those_that_differ_are_written(run: Run, tmp_path:
     assert (tmp_path / "a").read_text() == "a"
 
 
+def test_an_empty_text_removes_the_file_once(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.conf"
+    file.write_text("one\n")
+    foreseen = run(check=True, path=str(file), content="")
+    assert (foreseen["paths"], foreseen["diff"][0]["before"]) == ([str(file)], "one\n")
+    assert file.exists()
+    assert run(path=str(file), content="", validate="/bin/false %s")["paths"] == [str(file)]
+    assert not file.exists()
+    assert not run(path=str(file), content="")["changed"]
+    assert not run(path=str(tmp_path / "none/a.conf"), content="")["changed"]
+
+
 def test_check_mode_shows_and_writes_nothing(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.conf"
     foreseen = run(check=True, path=str(file), content="one\n", validate="/bin/false %s")

@@ -36,6 +36,7 @@ def entries(invocation: str, messages: Sequence[str], *ended: str, at: int = 0) 
 EXITED = "vllm-seat-a.service: Main process exited, code=exited, status=1/FAILURE"
 RESULT = "vllm-seat-a.service: Failed with result 'exit-code'."
 TOO_MANY = "vllm-seat-a.service: Start request repeated too quickly."
+SIGKILL = "vllm-seat-a.service: Main process exited, code=killed, status=9/KILL"
 STOPPED = "vllm-seat-a.service: Main process exited, code=exited, status=0/SUCCESS"
 
 
@@ -74,8 +75,18 @@ def test_a_process_that_was_killed_without_a_word() -> None:
     killed = "vllm-seat-a.service: A process of this unit has been killed by the OOM killer."
     found = failed_start(starts(entries("1", ["INFO serving"], killed, RESULT)), explain)
     assert found is not None
-    assert (found.cause, found.ended) == (None, killed)
+    assert (found.cause, found.ended) == (killed, killed)
+    found = failed_start(starts(entries("1", ["INFO serving"], SIGKILL, RESULT)), explain)
+    assert found is not None
+    assert (found.cause, found.ended) == (None, SIGKILL)
     assert "journalctl -u vllm-seat-a" in text("a", "failed", [found])
+
+
+def test_a_start_without_a_word_does_not_get_an_older_ones_cause() -> None:
+    journal = [*entries("1", recorded("port"), EXITED, RESULT), *entries("2", ["INFO serving"], SIGKILL, RESULT)]
+    found = failed_start(starts(journal), explain)
+    assert found is not None
+    assert (found.cause, found.ended) == (None, SIGKILL)
 
 
 def test_an_orderly_stop_is_no_failure() -> None:

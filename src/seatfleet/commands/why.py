@@ -30,10 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 0 also when something failed, 2 when there is no such seat."""
+    from ..core.host.guard import read_marker
     from ..core.host.machine import LocalMachine
     from ..core.paths import EVIDENCE, unit_name
     from ..core.report.status import read_history, seats_on_disk
-    from ..core.report.why import failed_probe, failed_start, starts, text
+    from ..core.report.why import failed_probe, failed_start, guarded, starts, text
 
     unit = unit_name(args.seat)
     if args.journal is None and args.seat not in (known := seats_on_disk()):
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
     lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
     state = "from a file" if args.journal else f"{unit} is {LocalMachine().unit_state(unit)}"
     history = read_history(Path(EVIDENCE) / args.seat, 1000)
-    failures = [found for found in (failed_start(starts(lines), explain), failed_probe(history, explain)) if found]
+    mark = None if args.journal else read_marker(args.seat)
+    looked = (failed_start(starts(lines), explain), failed_probe(history, explain), guarded(mark, explain))
+    failures = [found for found in looked if found]
     if args.json:
         print(
             json.dumps({"seat": args.seat, "state": state, "failures": [one.as_dict() for one in failures]}, indent=2)

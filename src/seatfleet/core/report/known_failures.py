@@ -233,9 +233,11 @@ _MEMORY = (
         trigger="GB10",
         sources=("model-serving-minefield 57", "LMCache#4759", "systemd#36434"),
         prevent="no MemoryMax, ManagedOOMPreference=avoid; the memory guard acts before the kernel does",
-        explain="the kernel's own killer took the seat: lower what it pins, or find the tenant that grew",
+        explain="the kernel's killer or systemd-oomd took a process of the seat: lower what it pins, or find the "
+        "tenant that grew (journalctl -k -g 'Out of memory' has the table of that moment)",
         covered=("test_unit::test_systemd_understands_every_line",),
-        pattern=r"oom-kill|Out of memory: Killed process",
+        pattern=r"result 'oom-kill'|Out of memory: Killed process|killed by the OOM killer"
+        r"|systemd-oomd killed \d+ process",
     ),
     Failure(
         id="M21",
@@ -273,7 +275,6 @@ _MEMORY = (
         prevent="a campaign boots its heaviest arm first and lowers the one pin for all arms until it serves",
         covered=("test_campaign_runner::test_step_0_lowers_the_pin_for_all_arms_until_the_heaviest_serves",),
         explain="the pin was measured without the drafter: measure it again with speculation on, or lower it",
-        pattern=r"(?:torch\.)?(?:cuda\.)?OutOfMemoryError|CUDA out of memory",
     ),
 )
 
@@ -304,10 +305,12 @@ _WHEELS = (
         symptom="no sm_121 machine code in published wheels",
         trigger="GB10",
         sources=("vllm#50925", "vllm PR#38484", "wheels of 0.33.0, disassembled"),
-        explain="expected: GB10 runs the sm_120 code; FlashAttention 2 is compiled by the driver from PTX at the first "
-        "start, which is why CUDA_CACHE_PATH is kept per release",
+        explain="GB10 runs sm_120 code, and FlashAttention 2 is compiled by the driver from PTX at the first start; a "
+        "library that says this has neither: choose another attention_backend or moe_backend at the seat, or a release "
+        "whose wheels have code for the card",
         covered=("test_render::test_every_cache_is_in_the_cache_directory",),
-        pattern=r"no kernel image is available for execution on the device",
+        pattern=r"no kernel image is available for execution on the device|cudaErrorNoKernelImageForDevice"
+        r"|sm_\d+\w? is not compatible with the current PyTorch",
     ),
     Failure(
         id="W4",
@@ -318,7 +321,8 @@ _WHEELS = (
         explain="install the CUDA toolkit that the release needs, and name it in the host class' seat_environment",
         covered=("test_render::test_class_and_seat_add_to_the_environment", "preflight_faults.yml"),
         pattern=r"Could not find nvcc|nvcc(?:'|\")?: (?:command )?not found"
-        r"|No such file or directory: '\S*(?:nvcc|ninja)'|Ninja is required to load C\+\+ extensions",
+        r"|No such file or directory: '\S*(?:nvcc|ninja)'|Ninja is required to load C\+\+ extensions"
+        r"|CUDA_HOME environment variable is not set",
     ),
     Failure(
         id="W5",
@@ -326,9 +330,11 @@ _WHEELS = (
         trigger="Triton's own ptxas on GB10",
         sources=("triton#8539", "gpustack#4372"),
         prevent="TRITON_PTXAS_PATH of the class is the CUDA toolkit's; the preflight asks it what it assembles for",
-        explain="set TRITON_PTXAS_PATH to the CUDA toolkit's ptxas (the class gb10 does)",
+        explain="set TRITON_PTXAS_PATH to the CUDA toolkit's ptxas (the class gb10 does); a toolkit whose own nvcc "
+        "does not know the card is too old",
         covered=("preflight_faults.yml", "group_vars/gb10/main.yml"),
-        pattern=r"ptxas fatal.*sm_12\d|Value 'sm_12\d\w?' is not defined for option 'gpu-name'",
+        pattern=r"ptxas fatal.*sm_12\d|Unsupported gpu architecture 'compute_12\d\w?'"
+        r"|Value 'sm_12\d\w?' is not defined for option 'gpu-name'",
     ),
     Failure(
         id="W6",
@@ -412,7 +418,7 @@ _WHEELS = (
         prevent="every cache variable points into the unit's CacheDirectory",
         covered=("test_render::test_every_cache_is_in_the_cache_directory",),
         explain="something writes outside of the unit's cache directory; name its variable under env: of the seat",
-        pattern=r"(?:PermissionError|OSError): \[Errno (?:13|30)\]",
+        pattern=r"(?:PermissionError|OSError): \[Errno (?:13|30)\](?!.*'/var/cache/vllm)",
     ),
     Failure(
         id="W14",
@@ -544,8 +550,9 @@ _SYSTEMD = (
         sources=("RIDE-Lab/SAGE#1346", "llama-swap#92"),
         prevent="TimeoutStartSec is probe.ready_timeout_s",
         covered=("test_unit::test_times_come_from_the_seat",),
-        explain="raise probe.ready_timeout_s",
-        pattern=r"start operation timed out",
+        explain="before vLLM itself begins (Type=exec) only the check of the patches takes time: a disk that hangs "
+        "(journalctl -k), or probe.ready_timeout_s is too short",
+        pattern=r"[Ss]tart(?:-pre|-post)? operation timed out",
     ),
     Failure(
         id="S5",
@@ -682,8 +689,10 @@ _HEALTH = (
         sources=("gorlak/sparky-cluster", "jschmied/qwen38-flash-next-gb10"),
         detect="the prefix level asks for a tool call and checks its arguments, whole and streamed",
         covered=("test_prefix::test_tool_calls", "test_prefix::test_broken_tool_calls"),
-        explain="set tool_call_parser of the seat to the one the model's card names",
-        pattern=r"invalid tool call parser|\"auto\" tool choice requires --enable-auto-tool-choice",
+        explain="set tool_call_parser or reasoning_parser of the seat to the one the model's card names; a plugin that "
+        "cannot be imported says so in a line above (Failed to load module)",
+        pattern=r"invalid (?:tool call|reasoning) parser|(?:Reasoning|[Tt]ool) parser '\S+' not found"
+        r"|\"auto\" tool choice requires --enable-auto-tool-choice",
     ),
     Failure(
         id="H6",
@@ -947,7 +956,8 @@ _ANYWHERE = (
         explain="reboot, one host at a time; hold the driver packages afterwards (apt-mark hold)",
         prevent="gpu_host_held_packages holds the driver; the preflight names loose packages under unattended upgrades",
         covered=("test_preflight::test_a_driver_that_was_upgraded_under_its_module", "test_gpus::test_facts"),
-        pattern=r"Driver/library version mismatch",
+        pattern=r"Driver/library version mismatch|NVML/RM version mismatch"
+        r"|Error 803: system has unsupported display driver|NVRM: API mismatch",
     ),
     Failure(
         id="X2",
@@ -955,7 +965,8 @@ _ANYWHERE = (
         trigger="CUDA 13 wheels need the driver branch R580",
         sources=("CUDA 13.0 release notes",),
         explain="upgrade the driver to min_driver of the release, or run a release built for an older CUDA",
-        pattern=r"NVIDIA driver on your system is too old|CUDA driver version is insufficient",
+        pattern=r"NVIDIA driver on your system is too old|CUDA driver version is insufficient"
+        r"|PTX was compiled with an unsupported toolchain|Error 804: forward compatibility",
         prevent="the preflight compares the driver with min_driver of each release",
         covered=("test_preflight::test_an_old_driver",),
     ),
@@ -991,7 +1002,7 @@ _ANYWHERE = (
             "test_processes::test_somebody_else_on_the_port",
         ),
         explain="ss -ltnp shows who listens on the seat's port",
-        pattern=r"Address already in use",
+        pattern=r"[Aa]ddress already in use|EADDRINUSE",
     ),
     Failure(
         id="X6",
@@ -1001,7 +1012,8 @@ _ANYWHERE = (
         prevent="cards are counted and read by UUID before a generation is rendered",
         covered=("test_gpus::test_facts",),
         explain="nvidia-smi and lspci on the host; after a replaced card run site.yml, which reads the new UUID",
-        pattern=r"No CUDA GPUs are available|fallen off the bus|Xid \(PCI:[^)]*\): 79|CUDA_ERROR_NO_DEVICE",
+        pattern=r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type"
+        r"|fallen off the bus|Xid \(PCI:[^)]*\): 79|CUDA_ERROR_NO_DEVICE",
     ),
     Failure(
         id="X7",
@@ -1054,6 +1066,129 @@ _ANYWHERE = (
             "test_link::test_the_head_is_ended_when_the_half_that_was_with_it_is_gone",
             "test_two_hosts::test_one_half_that_ends_takes_the_other_with_it_and_both_come_back",
         ),
+    ),
+    Failure(
+        id="X12",
+        symptom="the memory guard ended the seat",
+        trigger="available memory of a host with unified memory below its floor",
+        sources=("docs/memory.md",),
+        explain="give the seat less (kv_cache_memory, a shorter max_model_len) and deploy it, or find the tenant that "
+        "grew; to start it as it is: seatctl guard clear SEAT",
+        covered=("test_known_lines::test_the_memory_guards_mark_is_told",),
+        pattern=r"memory guard killed ",
+    ),
+    Failure(
+        id="X13",
+        symptom="CUDA is out of memory",
+        trigger="at load: something else holds the card; while serving: a KV pin that leaves no room for a deep prompt",
+        sources=("vllm#18446", "club-3090#58", "club-3090#60"),
+        explain="at load: nvidia-smi shows who else holds the card, else the seat is too large for it; while serving: "
+        "lower kv_cache_memory to what playbooks/headroom.yml measures, with speculation on if the seat has it (M25)",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"OutOfMemoryError|CUDA out of memory|CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|cudaErrorMemoryAllocation|Cuda failure 'out of memory'",
+    ),
+    Failure(
+        id="X14",
+        symptom="the seat's own cache cannot be written",
+        trigger="the disk went read-only after an error, or files there belong to somebody else",
+        sources=("any host",),
+        explain="Read-only: journalctl -k tells of the disk. Permission: something ran as root; stop the seat and "
+        "remove what is in /var/cache/vllm/SEAT, it is built again",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"\[Errno (?:13|30)\] .*'/var/cache/vllm|Read-only file system \(os error 30\)",
+    ),
+    Failure(
+        id="X15",
+        symptom="a kernel cannot be compiled at run time",
+        trigger="no C compiler, no headers of Python, or a toolkit that refuses the source",
+        sources=("vllm#36077", "flashinfer#2252"),
+        explain="the compiler's own message is beside this line; gcc, g++ and python3-dev must be on the host",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"Failed to find C compiler|fatal error: \S+: No such file or directory|cannot find -lcuda"
+        r"|(?:gcc|[gc]\+\+): (?:command )?not found",
+    ),
+    Failure(
+        id="X16",
+        symptom="a compile cache is damaged",
+        trigger="a start that was cut off while it wrote, or two that wrote at once",
+        sources=("vllm#31199", "vllm#21858", "vllm#18851"),
+        explain="stop the seat, remove what is in /var/cache/vllm/SEAT and start it: the first start compiles again",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"leading to a corrupted compilation artifact|UnpicklingError|EOFError: Ran out of input"
+        r"|failed to get the hash of the compiled graph",
+    ),
+    Failure(
+        id="X17",
+        symptom="the tokenizer cannot be loaded",
+        trigger="files missing in the model's directory, or a package that the tokenizer needs",
+        sources=("transformers",),
+        explain="compare the model's directory with its manifest (drift.yml -e drift_hashes=true); a tokenizer of its "
+        "own needs trust_remote_code",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"Can't load tokenizer for|Couldn't instantiate the backend tokenizer"
+        r"|Tokenizer class \S+ does not exist",
+    ),
+    Failure(
+        id="X18",
+        symptom="the checkpoint's tensors are not those that the model's code expects",
+        trigger="another quantization or revision than the release knows, or tensors missing in the index",
+        sources=("vllm#53105", "vllm PR#53233", "verl#834"),
+        explain="seatctl model tensors DIR --name MODEL says which are missing, unlisted or misread; else a release "
+        "that knows this checkpoint (min_vllm)",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"weights were not initialized from checkpoint|There is no module or parameter named"
+        r"|Attempted to load weight|weight shape mismatch|\.shape == loaded_weight\.shape|size mismatch for \S+:"
+        r"|KeyError: '(?:model|layers|language_model|mtp|lm_head)\.\S+'",
+    ),
+    Failure(
+        id="X19",
+        symptom="a kernel failed on the card (illegal memory access, assert, Xid)",
+        trigger="a bug of a kernel with these shapes; rarely the card",
+        sources=("vllm#24430", "vllm#32467", "NVIDIA Xid 13, 31, 43, 48, 63, 64, 94, 95"),
+        explain="journalctl -k -g Xid: 13, 31 or 43 alone are a kernel's bug (pin another attention_backend or "
+        "moe_backend, or enforce_eager, and keep the request); 48, 63, 64, 94 or 95 are memory errors of the card",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"illegal memory access|cudaErrorIllegalAddress|device-side assert triggered|misaligned address"
+        r"|unspecified launch failure|illegal instruction was encountered"
+        r"|Xid \(PCI:[^)]*\): (?:13|31|43|48|63|64|94|95)\b",
+    ),
+    Failure(
+        id="X20",
+        symptom="a worker does not answer its engine in time",
+        trigger="a hung kernel or collective, or a step longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+        sources=("vLLM v1 multiproc_executor",),
+        explain="as a hang: py-spy and journalctl -k at the time; a first step that compiles needs a higher "
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS under env: of the seat",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"RPC call to \w+ timed out",
+    ),
+    Failure(
+        id="X21",
+        symptom="the value of a setting is refused",
+        trigger="engine: or a field of the seat, at a release that takes other values",
+        sources=("recorded here, vLLM 0.32.0",),
+        explain="the message names the field and what it takes; correct it at the seat",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"error: argument --\S+: |validation errors? for \w*(?:Config|Args)\b",
+    ),
+    Failure(
+        id="X22",
+        symptom="killed by SIGKILL, and nothing was logged",
+        trigger="the memory guard, the link of a seat over two hosts, an OOM killer, or somebody with kill -9",
+        sources=("recorded here",),
+        explain="who it was: journalctl -u seatfleet-memory-guard, -u 'seatfleet-link@*', and -k, at that time",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"Main process exited, code=killed, status=9/KILL",
+    ),
+    Failure(
+        id="X23",
+        symptom="a stop took longer than TimeoutStopSec and ended by SIGKILL",
+        trigger="vLLM waits for open connections of clients that do not read",
+        sources=("recorded here, vLLM 0.32.0",),
+        explain="nothing is wrong with the seat; requests that outlived probe.stop_timeout_s were cut off",
+        covered=("test_known_lines::test_what_was_logged_is_explained",),
+        pattern=r"State 'stop-\w+' timed out",
     ),
 )
 

@@ -12,16 +12,18 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from .journal import first_cause
+from .journal import KILLED, first_cause, says_why
 
 # What systemd says of a start that came to nothing, or of a process that ended when nobody wanted it to.
 _ENDED = re.compile(
     r"Main process exited, code=(?:exited, status=(?!0/)|killed|dumped)|Failed with result|Failed to start"
-    r"|Control process exited|A process of this unit has been killed by the OOM killer"
+    r"|Control process exited|killed by the OOM killer|systemd-oomd killed"
     r"|Start request repeated too quickly"
 )
 # The first of these says more than "Failed with result 'exit-code'", which follows it.
-_SAYS_HOW = re.compile(r"process exited|OOM killer|Start request repeated")
+_SAYS_HOW = re.compile(r"process exited|OOM killer|oomd|Start request repeated")
+_REFUSED = re.compile(r"Start request repeated")
+_AT = "%Y-%m-%dT%H:%M:%SZ"
 JOURNAL_FIELDS = "MESSAGE,_PID,_SYSTEMD_INVOCATION_ID,INVOCATION_ID,__REALTIME_TIMESTAMP"
 
 
@@ -40,17 +42,21 @@ Explain = Callable[[Sequence[str]], Sequence[Known]]
 
 @dataclass(frozen=True)
 class Start:
-    """One start of the unit (one systemd invocation). Times in seconds since the epoch; ``ended`` is systemd's word."""
+    """One start of the unit (one systemd invocation). Times in seconds since the epoch; ``ended`` is systemd's word.
+
+    ``systemd`` are those of the lines that are its.
+    """
 
     began: float
     last: float
     lines: tuple[str, ...]
     ended: str | None
+    systemd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A ``start`` or a ``probe`` that went wrong: when, how it ended, its first cause, and what is known of it."""
+    """A ``start``, ``run`` or ``probe`` that went wrong: when, how it ended, its first cause, what is known of it."""
 
     kind: str
     at: float
@@ -78,9 +84,10 @@ def starts(lines: Iterable[str]) -> list[Start]:
 
 
 def _start(group: Sequence[tuple[float, str, bool]]) -> Start:
-    ends = [text for _, text, systemd in group if systemd and _ENDED.search(text)]
+    said = tuple(text for _, text, systemd in group if systemd)
+    ends = [text for text in said if _ENDED.search(text)]
     ended = next((text for text in ends if _SAYS_HOW.search(text)), ends[0] if ends else None)
-    return Start(group[0][0], group[-1][0], tuple(text for _, text, _ in group), ended)
+    return Start(group[0][0], group[-1][0], tuple(text for _, text, _ in group), ended, said)
 
 
 def failed_start(found: Sequence[Start], explain: Explain) -> Failure | None:
@@ -91,17 +98,29 @@ def failed_start(found: Sequence[Start], explain: Explain) -> Failure | None:
     failed = [start for start in found if start.ended]
     if not failed:
         return None
-    tried = [start for start in failed if first_cause(_own(start)) is not None]
+    # One that died without a word is not one that was refused: an older start's cause is none of its.
+    tried = [start for start in failed if not _REFUSED.search(start.ended or "") or first_cause(_own(start))]
     start = tried[-1] if tried else failed[-1]
-    cause = first_cause(_own(start))
-    known = explain([cause]) if cause else ()
-    # The cause decides; the rest of the log is asked only when the cause is nothing that is known.
-    return Failure("start", start.last, failed[-1].ended or "", cause, tuple(known or explain(_own(start))))
+    own = _own(start)
+    cause = first_cause(own)
+    # The cause decides; other errors of the log are asked only when it is nothing that is known, and what systemd says
+    # only when nothing was logged.
+    known = explain([cause]) or explain([line for line in own if says_why(line)]) if cause else explain(start.systemd)
+    return Failure("start", start.last, failed[-1].ended or "", cause, tuple(known))
 
 
 def _own(start: Start) -> list[str]:
-    """Return the lines without systemd's summary, which quotes no cause."""
-    return [line for line in start.lines if not _ENDED.search(line)]
+    """Return the lines without systemd's summary, which quotes no cause; that somebody's OOM killer acted is one."""
+    return [line for line in start.lines if KILLED.search(line) or not _ENDED.search(line)]
+
+
+def guarded(mark: Mapping[str, Any] | None, explain: Explain) -> Failure | None:
+    """Return that the memory guard ended the seat, from its mark (:func:`..host.guard.read_marker`)."""
+    if mark is None:
+        return None
+    at = datetime.strptime(str(mark["at"]), _AT).replace(tzinfo=UTC).timestamp() if "at" in mark else 0.0
+    cause = f"the memory guard killed it: {mark.get('why', '?')}"
+    return Failure("run", at, "SIGKILL, and not started again by systemd", cause, tuple(explain([cause])))
 
 
 def failed_probe(reports: Iterable[Mapping[str, Any]], explain: Explain) -> Failure | None:
@@ -111,7 +130,7 @@ def failed_probe(reports: Iterable[Mapping[str, Any]], explain: Explain) -> Fail
         return None
     report = failed[-1]
     cause = str(report["cause"]) if report.get("cause") else None
-    at = datetime.strptime(str(report["at"]), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    at = datetime.strptime(str(report["at"]), _AT).replace(tzinfo=UTC).timestamp()
     ended = f"level {report['level']}: {report['verdict']}"
     return Failure("probe", at, ended, cause, tuple(explain([cause]) if cause else ()))
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ..paths import API_KEY_FILE, CACHE, FIREWALL_UNIT, SEATS, SERVICE_USER, TOOLBOX, link_unit, stub_unit
 
 RESTART_SEC = 10
-# Messages per interval; what is above is counted by journald and left out. A start with a long traceback writes 400
+# Messages per interval; what is above is counted by journald and left out, which multiplies the burst, the more room
+# the journal has (2.5 when it is full: docs/observability.md does the sum). A start with a long traceback writes 400
 # lines within seconds, a seat that serves a few per second; a loop that logs at full speed fills 4 GiB in an hour and
 # pushes out what everybody else on the host wrote.
 LOG_INTERVAL_S = 30

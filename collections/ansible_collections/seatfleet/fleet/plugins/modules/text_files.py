@@ -31,7 +31,7 @@ options:
         type: path
         required: true
       content:
-        description: The whole text, best from the lookup P(ansible.builtin.template#lookup).
+        description: The whole text, best from the lookup P(ansible.builtin.template#lookup). Empty removes the file.
         type: str
         required: true
       mode:
@@ -56,7 +56,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: The files that were (or in check mode would be) written.
+  description: The files that were (or in check mode would be) written or removed.
   returned: success
   type: list
   elements: str
@@ -95,7 +95,7 @@ def main() -> None:
     written, differences = [], []
     for wanted in [load(module, entry) for entry in module.params["files"]]:
         text, mode = read(module, wanted.path)
-        if (text, mode) == (wanted.content, wanted.mode):
+        if (text, mode) == (wanted.content, wanted.mode) or (text is None and not wanted.content):
             continue
         if not module.check_mode:
             try:
@@ -104,12 +104,13 @@ def main() -> None:
                 module.fail_json(msg=f"{wanted.path}: the new text could not be written: {error}")
         written.append(str(wanted.path))
         seen = f" (mode {mode:04o})" if mode is not None else ""
+        becomes = f"(mode {wanted.mode:04o})" if wanted.content else "(removed)"
         differences.append(
             {
                 "before": text or "",
                 "after": wanted.content,
                 "before_header": f"{wanted.path}{seen}",
-                "after_header": f"{wanted.path} (mode {wanted.mode:04o})",
+                "after_header": f"{wanted.path} {becomes}",
             }
         )
     module.exit_json(changed=bool(written), paths=written, diff=differences)
@@ -136,8 +137,11 @@ def read(module: AnsibleModule, path: Path) -> tuple[str | None, int | None]:
 
 
 def write(module: AnsibleModule, wanted: Wanted) -> None:
-    """Put the text in place, after the validation if there is one."""
+    """Put the text in place, after the validation if there is one; without a text, remove the file."""
     path = wanted.path
+    if not wanted.content:
+        path.unlink(missing_ok=True)
+        return
     if not path.parent.is_dir():
         module.fail_json(msg=f"{path}: expected a directory {path.parent}, seen none")
     if wanted.validate:
