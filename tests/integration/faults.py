@@ -132,7 +132,7 @@ STUB_IS_NEW = (
 STEPS = {
     "host": Step(
         "directories, firewall",
-        "gpu_host : Write the files",
+        "gpu_host : firewall | Write the files",
         "grep -q WORD /etc/seatfleet-firewall.nft",
         new_host_files,
         "test -d /run/fault-WORD && nft list table inet seatfleet | grep -q WORD",

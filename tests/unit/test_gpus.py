@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
-from seatfleet.core.host.gpus import QUERY, Gpu, memory_held, parse_query
+from seatfleet.core.host.gpus import DETAILS, QUERY, Gpu, memory_held, parse_query, read_cards
+from seatfleet.core.host.tenants import parse_apps
+from seatfleet.core.seat.admission import Card, parse_cards
 from seatfleet.core.units import MIB
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -117,3 +119,30 @@ HOLDERS = "17, GPU-a, 70000\n18, GPU-a, 19000\n17, GPU-b, 400\n"
 )
 def test_memory_that_processes_hold(used: str, holders: str, pids: set[int], held: tuple[int, int] | None) -> None:
     assert memory_held(used, holders, {"GPU-a"}, pids) == held
+
+
+DETAILED = "GPU-2ccccccc-0000-0000-0000-000000000000, 12.0, Enabled, {}, {}, {}\n"
+INFOROM = "WARNING: infoROM is corrupted at gpu 0000:41:00.0\n"
+
+
+@pytest.mark.parametrize(
+    "unreadable", ["[Unknown Error]", "[GPU is lost]", "[Insufficient Permissions]", "[N/A]", "N/A"]
+)
+def test_one_value_that_cannot_be_read_costs_no_card(unreadable: str) -> None:
+    answers = {QUERY: (0, FOUR), DETAILS: (0, DETAILED.format(unreadable, unreadable, unreadable))}
+    cards, trouble = read_cards(answers.__getitem__)
+    card = cards[2]
+    assert (len(cards), trouble) == (4, "")
+    assert (card.capability, card.power_limit, card.throttle, card.used) == ("12.0", None, (), None)
+    assert memory_held(f"GPU-a, {unreadable}\n", f"{unreadable}, GPU-a, 5\n", {"GPU-a"}, {5}) is None
+    assert memory_held("GPU-a, 7\n", f"{unreadable}, GPU-a, 5\n", {"GPU-a"}, {5}) == (7 * MIB, 0)
+
+
+def test_a_corrupted_inforom_is_no_missing_card() -> None:
+    """Exit code 14 and a line below the answer; the cards work."""
+    answers = {QUERY: (14, FOUR + INFOROM), DETAILS: (14, DETAILED.format("600.00", "0x8", "9") + INFOROM)}
+    cards, trouble = read_cards(answers.__getitem__)
+    assert (len(cards), trouble) == (4, "")
+    assert (cards[2].power_limit, cards[2].throttle) == (600.0, ("hardware slowdown",))
+    assert parse_cards(f"0, GPU-a, 97887, 2085\n{INFOROM}") == [Card("0", "GPU-a", 97887 * MIB, 2085 * MIB)]
+    assert [tenant.pid for tenant in parse_apps(f"GPU-a, 12, 300\n{INFOROM}", str)] == [12]

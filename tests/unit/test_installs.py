@@ -263,12 +263,13 @@ def test_a_full_disk_is_named_with_both_sizes(ensure: Ensure, monkeypatch: pytes
     assert [path.name for path in host.root.iterdir()] == [".lock"]
 
 
-def test_a_run_that_waited_for_another_takes_its_result(
-    ensure: Ensure, host: Host, release: Release, wheelhouse: Path
-) -> None:
+def test_a_run_that_waited_for_another_takes_its_result(ensure: Ensure, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = ensure()
     stamp = (outcome.path / releases.MARKER).stat().st_mtime_ns
-    installs._install(host, release, wheelhouse, every_file=False)
+    answers = [("absent", [])]  # when it asks first, the other one is not done
+    real = installs.examine
+    monkeypatch.setattr(installs, "examine", lambda *given, **more: answers.pop() if answers else real(*given, **more))
+    assert ensure().before == "absent"
     assert (outcome.path / releases.MARKER).stat().st_mtime_ns == stamp
 
 
@@ -328,3 +329,12 @@ def test_the_oracle_travels_inside_a_zip(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, text=True, check=False)
     assert run.returncode == 2, run.stderr
     assert "cannot import vLLM here" in run.stdout
+
+
+def test_what_killed_runs_left_goes_with_the_next_install(ensure: Ensure, host: Host) -> None:
+    rests = [host.root / name for name in (".wheels-abc123", ".removing-0.9-aaaaaaaaaaaa")]
+    for path in rests:
+        path.mkdir(parents=True)
+        (path / "torch.whl").write_bytes(b"x")
+    path = ensure().path
+    assert sorted(host.root.iterdir()) == sorted([host.root / ".lock", path])

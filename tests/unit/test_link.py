@@ -13,8 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from seatfleet.core.host import link as work
+from seatfleet.core.host import machine
 from seatfleet.core.host.link import FollowerLink, HeadLink, Start, exchange
+from seatfleet.core.host.tenants import APPS_QUERY
 from seatfleet.core.paths import SeatPaths
+from seatfleet.core.seat.admission import CARDS_QUERY
 from seatfleet.core.seat.link import (
     SILENCE_S,
     Answer,
@@ -30,6 +33,7 @@ from seatfleet.core.seat.link import (
     follow,
     obstacles,
 )
+from seatfleet.core.seat.render import Generation
 
 FIRST, SECOND = "start-1", "start-2"
 GONE = SILENCE_S + 1
@@ -286,3 +290,41 @@ def test_what_the_link_is_told_must_be_nodes(tmp_path: Path) -> None:
         json.dumps({"rank": 1, "port": 29500, "hosts": [{"host": h, "address": h, "interface": "e"} for h in "ab"]})
     )
     assert work.read_config(paths) == Config(1, 29500, (("a", "a"), ("b", "b")))
+
+
+@pytest.fixture
+def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Generation, SeatPaths]:
+    """A follower's half that wants 90 % of a card of 100 MiB, of which somebody else holds all but 20."""
+    nodes = {"rank": 1, "port": 29500, "hosts": [{"host": h, "address": h, "interface": "e"} for h in "ab"]}
+    manifest = {
+        "gpus": [0],
+        "port": 8022,
+        "nodes": nodes,
+        "declared": {"gpu-memory-utilization": 0.9},
+        "environment": {"CUDA_VISIBLE_DEVICES": "0"},
+    }
+    files = {"manifest.json": json.dumps(manifest)}
+    answers = {CARDS_QUERY: "0, GPU-a, 10000, 2000\n", APPS_QUERY: "GPU-a, 17, 8000\n"}
+    monkeypatch.setattr(work.LocalMachine, "missing", lambda _self, manifest: [])
+    monkeypatch.setattr(work.LocalMachine, "unit_state", lambda _self, unit: None)
+    monkeypatch.setattr(work.LocalMachine, "seat_state", lambda _self, unit, port: SimpleNamespace(pids=()))
+    monkeypatch.setattr(machine, "_nvidia_smi", lambda *query: answers[query])
+    monkeypatch.setattr(work, "unit_start", lambda unit: Start("", 0, False))
+    monkeypatch.setattr(work, "_way_to_the_head", lambda paths: [])
+    monkeypatch.setattr(work, "systemctl", lambda *arguments: "")
+    return Generation("big", "gen", str(tmp_path), files, manifest), SeatPaths("big", tmp_path)
+
+
+def test_a_card_that_is_full_on_the_follower_is_found_before_the_head_stops(half: tuple[Generation, SeatPaths]) -> None:
+    rendered, paths = half
+    (obstacle,) = work.prepare(rendered, check=False, paths=paths).obstacles
+    assert obstacle.startswith("card GPU-a has 1.95 GiB free, the seat wants 8.79 GiB: ")
+    assert "holds 7.81 GiB" in obstacle
+    assert not paths.link.exists()
+
+
+def test_a_half_that_runs_already_needs_no_more_memory(
+    half: tuple[Generation, SeatPaths], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_generation_of", lambda paths, seen: "gen")
+    assert work.prepare(half[0], check=False, paths=half[1]).obstacles == ()

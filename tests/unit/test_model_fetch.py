@@ -341,6 +341,44 @@ def test_a_new_revision_takes_over_what_is_the_same(
     assert [name for name, _ in faults.sent] == [SHARDS[0]]
 
 
+def test_what_the_published_revision_has_in_common_needs_no_room(
+    fetch: Fetch, source: Path, place: Place, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch()
+    (source / "config.json").write_text('{"newer": true}')
+    newer = models.measure(source, "tiny", REVISION)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(model_fetch.shutil, "disk_usage", lambda path: usage._replace(free=models.RESERVE + 1000))
+    assert same(fetch(newer), source)
+    # Shards of the same size with other content are no common ones.
+    (source / SHARDS[0]).write_bytes(bytes((source / SHARDS[0]).stat().st_size))
+    with pytest.raises(ProblemsError, match="disk: expected"):
+        fetch(models.measure(source, "tiny", REVISION))
+
+
+def test_another_host_is_reached_past_the_proxy(
+    source: Path, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    test_from_host_to_host(source, tmp_path, manifest)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said_in_a_sentence(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device", "/srv/models/x")
+
+    monkeypatch.setattr(model_fetch, "fetch", full)
+    listing = tmp_path / "manifest.json"
+    listing.write_text(json.dumps(manifest.to_mapping()))
+    assert main(["model", "receive", "--manifest", str(listing), "--hub", "http://x", "--root", str(tmp_path)]) == 1
+    assert "No space left on device: '/srv/models/x'; run again to resume" in capsys.readouterr().err
+
+
 def test_needed_tensors_are_looked_for_before_anything_is_published(
     fetch: Fetch, source: Path, place: Place, published: Path
 ) -> None:

@@ -226,6 +226,19 @@ def test_a_disk_that_is_too_small_is_named_with_both_sizes(
     assert list(root.rglob("*.safetensors")) == []
 
 
+def test_half_a_file_of_a_killed_copy_takes_no_room_twice(
+    ensure: Ensure, root: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a copy that was killed near its end is refused for ever by a disk that it fits on."""
+    staging = models._staging(root, manifest)
+    staging.mkdir(parents=True)
+    (staging / SHARDS[0]).write_bytes(bytes(2_900_000))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: usage._replace(free=models.RESERVE + 3_200_000))
+    assert ensure().changed
+    assert ensure(hashes=True).before == "present"
+
+
 def test_an_archive_serves_as_source(ensure: Ensure, source: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "tiny.tar", "w") as archive:
         archive.add(source, ".")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from fake_host import CAPTURES, fake_host, recorded_host
+from seat_examples import WRITTEN
 
 from seatfleet.core.host.gpus import DETAILS, QUERY
-from seatfleet.core.host.hostfacts import LocalHost, read_facts
+from seatfleet.core.host.hostfacts import LocalHost, Packages, read_facts
 from seatfleet.core.host.preflight import (
     FAIL,
     OK,
@@ -31,6 +32,9 @@ from seatfleet.core.host.preflight import (
     report,
     table,
 )
+from seatfleet.core.host.sockets import Owner
+from seatfleet.core.host.wishes import gather
+from seatfleet.core.inventory.schema import Presets
 from seatfleet.core.units import GIB, MIB
 
 UUIDS = [f"GPU-{start}-0000-0000-0000-000000000000" for start in ("4aaaaaaa", "3bbbbbbb", "2ccccccc", "1ddddddd")]
@@ -319,3 +323,45 @@ def test_addresses_of_an_interface(tmp_path: Path) -> None:
     linked = [replace(RTX.seats[0], link=(name, "127.0.0.1")) for name in ("lo", "none")]
     seen = look(host, Wishes(hardware={}, seats=tuple(linked))).addresses
     assert seen == {"lo": frozenset({"127.0.0.1", "::1"}), "none": None}
+
+
+def test_a_follower_has_no_port_that_another_seat_could_hold(tmp_path: Path) -> None:
+    """The head's port may be a seat's of its own on this host."""
+
+    class Busy(LocalHost):
+        def listeners(self, port: int) -> list[Owner]:
+            return [Owner(7, "python3", "/system.slice/vllm-seat-own.service")]
+
+    host = Busy(tmp_path, "/nowhere")
+    for port, expected in ((8031, {"agent"}), (None, set())):
+        wishes = replace(SPARK, seats=(replace(SPARK.seats[0], port=port),))
+        assert set(look(host, load_wishes(asdict(wishes))).strangers) == expected
+
+
+def test_followers_are_told_from_heads() -> None:
+    nodes = {
+        "port": 29500,
+        "hosts": [{"host": h, "address": f"10.0.0.{n}", "interface": "e"} for n, h in enumerate("ab", 1)],
+    }
+    seats = {"pair": {**WRITTEN["lab-dense"], "nodes": nodes}}
+    for host, port in (("a", WRITTEN["lab-dense"]["port"]), ("b", None)):
+        (seat,) = gather(
+            seats,
+            host,
+            presets=Presets(),
+            hardware={"gpus": 0},
+            environment={},
+            releases=(),
+            catalogue={},
+            models={},
+            project=Path("/nowhere"),
+            release_root="",
+            model_root="",
+            mirror=None,
+        ).seats
+        assert (seat.port, seat.link) == (port, ("e", f"10.0.0.{'ab'.index(host) + 1}"))
+
+
+def test_a_pattern_of_the_operator_that_is_no_expression_keeps_nothing() -> None:
+    packages = Packages(("nvidia-driver-580", "libnvidia-x"), frozenset(), True, ("*nvidia*", "libnvidia"), False)
+    assert packages.loose == ("nvidia-driver-580",)

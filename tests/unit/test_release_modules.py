@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
@@ -203,6 +204,25 @@ def test_old_revisions_go_only_when_asked_and_never_one_that_a_seat_could_go_bac
     assert call("model_store", **asked)["removed"] == [str(unused)]
     assert sorted(now.parent.iterdir()) == sorted([now, back, drafter, half])
     assert call("model_store", **asked)["changed"] is False
+
+
+def test_what_killed_runs_left_goes_too_unless_somebody_goes_on_with_it(call: Call, store: dict[str, Any]) -> None:
+    now = Path(call("model_store", **store)["models"][0]["path"])
+    name = now.parent
+    gone = [name / rest for rest in (".staging-aaaaaaaaaaaa", ".bbbbbbbbbbbb.partial", f".replaced-{now.name}")]
+    gone.append(name / ".removing-cccccccccccc")
+    arriving, other = name / ".dddddddddddd.partial", name / ".staging-notes"
+    for path in (*gone, arriving, other):
+        path.mkdir()
+        (path / "model.safetensors").write_bytes(b"half")
+    with (name / ".dddddddddddd.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert call("model_store", prune=True, **store)["removed"] == sorted(map(str, gone))
+    assert sorted(path for path in name.iterdir() if path.is_dir()) == sorted([now, arriving, other])
+    shutil.rmtree(now)
+    coming = now.with_name(f".staging-{now.name}")
+    coming.mkdir()
+    assert call("model_store", check=True, prune=True, **store)["removed"] == [str(arriving)], "to be resumed"
 
 
 def test_all_models_are_looked_at_before_the_task_fails(call: Call, store: dict[str, Any]) -> None:

@@ -39,13 +39,18 @@ class Listed:
 
 
 class Hub:
-    """One hub. A token for closed repositories is taken from ``HF_TOKEN`` and sent to the hub itself only."""
+    """One hub. A token for closed repositories is taken from ``HF_TOKEN`` and sent to the hub itself only.
+
+    ``direct``: the other host on a link of our own, which no proxy of the environment leads to.
+    """
 
     def __init__(
         self,
         url: str | None = None,
         environment: Mapping[str, str] = os.environ,
         transport: httpx.BaseTransport | None = None,
+        *,
+        direct: bool = False,
     ) -> None:
         self.url = (url or environment.get("HF_ENDPOINT") or DEFAULT_URL).rstrip("/")
         token = environment.get("HF_TOKEN")
@@ -56,6 +61,7 @@ class Hub:
             follow_redirects=True,
             timeout=_TIMEOUT,
             transport=transport,
+            trust_env=not direct,
         )
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -22,7 +23,7 @@ import yaml
 
 from ..core.files import CHUNK, pretty_json, sha256_file, sync_directory, umask, write_atomic
 from ..core.model import tensors
-from ..core.model.models import MANIFEST, RESERVE, File, Manifest, compare
+from ..core.model.models import MANIFEST, RESERVE, File, Manifest, compare, load_manifest
 from ..core.problems import Problem, ProblemsError
 from ..core.units import format_gib
 from .hub import Hub, HubError
@@ -107,14 +108,29 @@ def _listing(place: Place) -> Path:
 
 
 def room_problems(place: Place, manifest: Manifest, free: int) -> list[Problem]:
-    """Return a problem when what is not staged yet and :data:`RESERVE` do not fit into ``free`` bytes."""
-    missing = sum(max(0, file.size - _staged(place, path)) for path, file in manifest.files.items())
+    """Return a problem when what is not staged yet and :data:`RESERVE` do not fit into ``free`` bytes.
+
+    What the published revision has in common, by its list, is linked and takes none.
+    """
+    here = _listed(place)
+    missing = sum(
+        max(0, file.size - _staged(place, path)) for path, file in manifest.files.items() if here.get(path) != file
+    )
     if missing + RESERVE <= free:
         return []
     expected = (
         f"{format_gib(missing + RESERVE)} free ({format_gib(missing)} to get, {format_gib(RESERVE)} to keep free)"
     )
     return [Problem(str(place.directory.parent), f"model {manifest.name}", "disk", expected, format_gib(free))]
+
+
+def _listed(place: Place) -> Mapping[str, File]:
+    """Return the files of what is published, as its list has them."""
+    listing = place.directory / MANIFEST if place.listed else _listing(place)
+    try:
+        return load_manifest(json.loads(listing.read_text(encoding="utf-8")), str(listing)).files
+    except (OSError, ValueError, ProblemsError):
+        return {}
 
 
 def _staged(place: Place, path: str) -> int:

@@ -85,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
     except (FetchError, HubError) as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:
+        # A disk that filled up meanwhile, a file that cannot be read. What was staged stays.
+        print(f"{error}; run again to resume when that is put right", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -192,7 +196,7 @@ def _receive(args: argparse.Namespace) -> None:
 
     manifest = _read(args.manifest)
     place = model_fetch.Place(args.root / manifest.directory, listed=True)
-    with Hub(args.hub, environment={}) as hub:
+    with Hub(args.hub, environment={}, direct=True) as hub:
         model_fetch.fetch(manifest, place, model_fetch.Origin(f"local/{manifest.name}", hub), (), _say)
 
 

@@ -7,7 +7,6 @@ driver, which is what somebody may have to be told about, does not know the newe
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -25,8 +24,8 @@ _DETAIL_FIELDS = (
     "memory.used",
 )
 DETAILS = (f"--query-gpu={','.join(_DETAIL_FIELDS)}", "--format=csv,noheader,nounits")
-# Unified memory: GB10 has no memory of its own to report, and no power limit to read.
-_UNKNOWN = ("[N/A]", "N/A", "[Not Supported]", "")
+# Exit codes of an answer: 14 says that the infoROM of a card is corrupted, which is written below the answer as well.
+ANSWERED = (0, 14)
 # Bits of clocks_event_reasons.active (nvml.h) that say the card is slower than it was asked to be. Idle (0x1), set
 # clocks (0x2) and the software power cap (0x4, seen in passing on healthy cards) are no fault.
 THROTTLE = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -60,11 +59,11 @@ def read_cards(ask: Callable[[tuple[str, ...]], tuple[int, str]]) -> tuple[list[
         ValueError: the output has another form; the message quotes the line.
     """
     code, output = ask(QUERY)
-    if code != 0:
+    if code not in ANSWERED:
         return [], " ".join(output.split()) or f"exit code {code}"
     cards = parse_query(output)
     code, output = ask(DETAILS)
-    return (with_details(cards, output) if code == 0 else cards), ""
+    return (with_details(cards, output) if code in ANSWERED else cards), ""
 
 
 def parse_query(text: str) -> list[Gpu]:
@@ -73,12 +72,12 @@ def parse_query(text: str) -> list[Gpu]:
     Raises:
         ValueError: the output has another form; the message quotes the line.
     """
-    return sorted((_gpu(row) for row in _rows(text)), key=_position)
+    return sorted((_gpu(row) for row in rows(text)), key=_position)
 
 
 def with_details(cards: list[Gpu], text: str) -> list[Gpu]:
     """Return the cards with what the answer to :data:`DETAILS` adds; a card that it does not name stays as it is."""
-    details = {row[0]: row for row in _rows(text) if len(row) == len(_DETAIL_FIELDS)}
+    details = {row[0]: row for row in rows(text) if len(row) == len(_DETAIL_FIELDS)}
     return [_detailed(card, details[card.uuid]) if card.uuid in details else card for card in cards]
 
 
@@ -92,16 +91,18 @@ def memory_held(used: str, holders: str, cards: Collection[str], pids: Collectio
     ``used`` and ``holders`` are the answers to :data:`USED` and :data:`HOLDERS`. None where the driver does not know:
     unified memory.
     """
-    sizes = [_mebibytes(row[1]) for row in _rows(used) if row[0] in cards]
+    sizes = [_mebibytes(row[1]) for row in rows(used) if row[0] in cards]
     known = [size for size in sizes if size is not None]
     if not known or len(known) != len(sizes):
         return None
-    ours = [row for row in _rows(holders) if len(row) == 3 and row[1] in cards and int(row[0]) in pids]
+    ours = [row for row in rows(holders) if len(row) == 3 and row[1] in cards and row[0] in map(str, pids)]
     return sum(known), sum(_mebibytes(row[2]) or 0 for row in ours)
 
 
-def _rows(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True) if row]
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of nvidia-smi's answer to a query, without its warnings, which come between or below them."""
+    lines = (line for line in text.splitlines() if not line.lower().startswith("warning:"))
+    return [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True) if row]
 
 
 def _gpu(row: list[str]) -> Gpu:
@@ -113,19 +114,24 @@ def _gpu(row: list[str]) -> Gpu:
 
 def _detailed(card: Gpu, row: list[str]) -> Gpu:
     _, capability, persistence, power, reasons, used = row
-    mask = 0 if reasons in _UNKNOWN else int(reasons, 16)
+    mask = 0 if _unknown(reasons) else int(reasons, 16)
     return replace(
         card,
-        capability=None if capability in _UNKNOWN else capability,
-        persistence=None if persistence in _UNKNOWN else persistence == "Enabled",
-        power_limit=None if power in _UNKNOWN else float(power),
+        capability=None if _unknown(capability) else capability,
+        persistence=None if _unknown(persistence) else persistence == "Enabled",
+        power_limit=None if _unknown(power) else float(power),
         throttle=tuple(text for bit, text in THROTTLE.items() if mask & bit),
         used=_mebibytes(used),
     )
 
 
+def _unknown(text: str) -> bool:
+    """Say whether a cell is no value: ``[N/A]`` on unified memory, ``[Unknown Error]``, ``[GPU is lost]`` and so on."""
+    return text in {"", "N/A"} or text.startswith("[")
+
+
 def _mebibytes(text: str) -> int | None:
-    return None if text in _UNKNOWN else int(text) * MIB
+    return None if _unknown(text) else int(text) * MIB
 
 
 def _position(gpu: Gpu) -> tuple[int, ...]:

@@ -131,8 +131,16 @@ class Packages:
         return tuple(
             name
             for name in self.driver
-            if name not in self.held and not any(re.match(pattern, name) for pattern in self.blacklist)
+            if name not in self.held and not any(_matches(pattern, name) for pattern in self.blacklist)
         )
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Say whether a pattern of apt's configuration keeps a package; ``*nvidia*``, no regular expression, keeps none."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error:
+        return False
 
 
 @dataclass(frozen=True)

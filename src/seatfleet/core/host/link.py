@@ -355,7 +355,7 @@ def prepare(rendered: Generation, *, check: bool, paths: SeatPaths | None = None
     if follows:
         generations.stage(paths, rendered.name, rendered.files, rendered.release_path)
         generations.prune(paths, generations.prunable(paths, KEEP_GENERATIONS, {rendered.name}))
-    missing = LocalMachine().missing(rendered.manifest) if follows else []
+    missing = [*LocalMachine().missing(rendered.manifest), *_short_of_memory(paths, rendered)] if follows else []
     if not missing and stale:
         if not told:
             write_atomic(paths.link, text)
@@ -364,6 +364,17 @@ def prepare(rendered: Generation, *, check: bool, paths: SeatPaths | None = None
     if not missing and follows:
         missing = _way_to_the_head(paths)
     return Linked(paths.seat, rendered.name, plan.create, plan.changed or stale, tuple(missing))
+
+
+def _short_of_memory(paths: SeatPaths, rendered: Generation) -> list[str]:
+    """Return why the follower's cards would not have the memory, from this host: the head looks at its own only."""
+    unit = paths.unit.name
+    if _generation_of(paths, unit_start(unit)) == rendered.name:
+        return []
+    machine, current = LocalMachine(), generations.link_target(paths.current)
+    serving = generations.read_manifest(paths, current) if current else None
+    pids = machine.seat_state(machine.unit_state(unit), int(rendered.manifest["port"])).pids
+    return machine.short_of_memory(rendered.manifest, serving, pids)
 
 
 def _link_is_current(seat: str) -> bool:

@@ -316,7 +316,7 @@ def _nvidia_smi(*arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout if done.returncode in gpus.ANSWERED else None
 
 
 def _in_memory(name: str) -> IO[bytes]:

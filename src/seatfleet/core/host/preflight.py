@@ -17,6 +17,7 @@ from ..tables import aligned
 from ..units import GIB, format_gib, parse_size
 from .gpus import Gpu
 from .hostfacts import Facts, LocalHost, Memory, assembler_architectures, compiler_version
+from .sockets import in_cgroup
 
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "not checked"
 # DeviceAllow= and ManagedOOMPreference= came with 248; Ubuntu 22.04, the oldest system in question, has 249.
@@ -104,11 +105,12 @@ class ModelWish:
 class SeatWish:
     """A seat that shall run here. ``pinned`` are bytes of host RAM that it pins (the n-gram table).
 
-    ``link`` are interface and address of this host on the way to the other host of a seat over two.
+    ``link`` are interface and address of this host on the way to the other host of a seat over two; one that follows
+    has no ``port``, which may be another seat's here.
     """
 
     name: str
-    port: int
+    port: int | None
     release: str
     gpus: tuple[int | str, ...] = ()
     utilization: float | None = None
@@ -173,9 +175,9 @@ def look(host: LocalHost, wishes: Wishes) -> Sight:
         group = state.control_group if state else ""
         if state and state.running:
             running.add(seat.name)
-        for owner in host.listeners(seat.port):
+        for owner in host.listeners(seat.port) if seat.port is not None else ():
             # The stub that answers 503 for a seat that is down lets go of the port by itself.
-            if not (owner.cgroup == group or owner.cgroup.startswith((f"{group}/", "/system.slice/system-seatfleet"))):
+            if not (in_cgroup(owner, group) or owner.cgroup.startswith("/system.slice/system-seatfleet")):
                 strangers[seat.name] = str(owner)
     homes = {_toolkit(seat) for seat in wishes.seats}
     assemblers = {path for seat in wishes.seats if (path := seat.environment.get("TRITON_PTXAS_PATH"))}
@@ -531,7 +533,7 @@ def _card(cards: Sequence[Gpu], gpu: int | str) -> Gpu | None:
 
 
 def _ports(wishes: Wishes, sight: Sight) -> Iterator[Check]:
-    for seat in wishes.seats:
+    for seat in (seat for seat in wishes.seats if seat.port is not None):
         stranger = sight.strangers.get(seat.name)
         expected = f"port {seat.port} free or the seat's own"
         todo = "end that process, or give the seat another port"

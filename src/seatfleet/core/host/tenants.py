@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..units import MIB, format_gib
+from .gpus import rows
 from .sockets import PROC, cgroup_of
 
 # The order in which APPS_QUERY asks for them.
@@ -50,12 +49,10 @@ def parse_apps(text: str, name: Callable[[int], str] = process_name) -> list[Ten
         ValueError: the output has another form; the message quotes the line.
     """
     found = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if not row:
-            continue
-        if len(row) != len(_FIELDS) or not row[1].strip().isdigit():
+    for row in rows(text):
+        if len(row) != len(_FIELDS) or not row[1].isdigit():
             raise ValueError(f"nvidia-smi: expected {', '.join(_FIELDS)} of a process, seen {', '.join(row)!r}")
-        gpu, pid, memory = (cell.strip() for cell in row)
+        gpu, pid, memory = row
         found.append(Tenant(gpu, int(pid), int(memory) * MIB if memory.isdigit() else None, name(int(pid))))
     return found
 

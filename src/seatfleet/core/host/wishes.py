@@ -95,7 +95,7 @@ def _seats(
         ]
         yield SeatWish(
             name=seat.name,
-            port=seat.port,
+            port=None if seat.nodes and seat.nodes.rank(seat.host) else seat.port,
             release=seat.release,
             gpus=seat.gpus,
             utilization=seat.gpu_memory_utilization or matching_utilization(seat, device, [*resident]),

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,6 +31,10 @@ RESERVE = 1 << 30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# What an interrupted copy, replacement or removal leaves, here and in clients.model_fetch.
+_REST = re.compile(
+    r"\.(?:(?:staging|replaced|removing)-(?P<revision>[0-9a-f]{12})|(?P<received>[0-9a-f]{12})\.(?:partial|replaced))"
+)
 
 
 @dataclass(frozen=True)
@@ -250,19 +254,22 @@ def source_problems(source: Source, manifest: Manifest) -> list[Problem]:
 
 
 def space_problems(root: Path, manifest: Manifest, free: int) -> list[Problem]:
-    """Return a problem when the files not yet staged and :data:`RESERVE` do not fit into ``free`` bytes."""
+    """Return a problem when what is not yet staged and :data:`RESERVE` do not fit into ``free`` bytes.
+
+    A file that a killed copy left half is written over in place: only its rest takes room.
+    """
     staging = _staging(root, manifest)
-    missing = sum(
-        file.size
-        for path, file in manifest.files.items()
-        if not (staging / path).is_file() or (staging / path).stat().st_size != file.size
-    )
+    missing = sum(max(0, file.size - _size(staging / path)) for path, file in manifest.files.items())
     if missing + RESERVE <= free:
         return []
     expected = (
         f"{format_gib(missing + RESERVE)} free ({format_gib(missing)} to copy, {format_gib(RESERVE)} to keep free)"
     )
     return [Problem(str(root), f"model {manifest.name}", "disk", expected, format_gib(free))]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 @dataclass(frozen=True)
@@ -314,17 +321,44 @@ def referenced(seats: Path) -> set[str]:
 
 
 def superfluous(root: Path, wanted: Iterable[Manifest], used: Iterable[str]) -> list[Path]:
-    """Return published revisions that are neither wanted nor named by a generation; staging directories are not."""
-    kept = {*used, *(str(root / manifest.directory) for manifest in wanted)}
-    published = (file.parent for file in root.glob(f"*/*/{MANIFEST}"))
-    return sorted(path for path in published if str(path) not in kept and not path.name.startswith("."))
+    """Return published revisions that are neither wanted nor named by a generation, and what killed runs left behind.
+
+    What was copied of a revision that is still to come is none of it: the next run goes on there.
+    """
+    coming = list(wanted)
+    kept = {*map(Path, used), *(root / manifest.directory for manifest in coming)}
+    published = {file.parent for file in root.glob(f"*/*/{MANIFEST}") if not file.parent.name.startswith(".")}
+    rests = [
+        path
+        for path in root.glob("*/.*")
+        if path.is_dir()
+        and (rest := _REST.fullmatch(path.name))
+        and not _resumed(path.with_name(rest["revision"] or rest["received"]), kept - published)
+    ]
+    return sorted([*(published - kept), *rests])
+
+
+def _resumed(path: Path, coming: Collection[Path]) -> bool:
+    """Say whether somebody goes on with the rest of a revision: a later run, or one that is under way now."""
+    if path in coming:
+        return True
+    # Held while `seatctl model receive` brings it from another host.
+    try:
+        with path.with_name(f".{path.name}.lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def remove(path: Path) -> None:
-    """Remove a published revision in a way that an interruption never leaves one that looks whole."""
-    rest = path.with_name(f".removing-{path.name}")
-    shutil.rmtree(rest, ignore_errors=True)
-    path.rename(rest)
+    """Remove a published revision in a way that an interruption never leaves one that looks whole; or a rest."""
+    rest = path if path.name.startswith(".") else path.with_name(f".removing-{path.name}")
+    if rest != path:
+        shutil.rmtree(rest, ignore_errors=True)
+        path.rename(rest)
     shutil.rmtree(rest)
 
 

@@ -29,7 +29,18 @@ from ..problems import Problem, ProblemsError
 from ..units import format_gib
 from . import kv_oracle, patches
 from .locks import Lock, Pin
-from .releases import LAYOUT, MARKER, SERIES, Release, examine, locked, remove, site_packages
+from .releases import (
+    LAYOUT,
+    MARKER,
+    SERIES,
+    UNPACKED,
+    Release,
+    examine,
+    locked,
+    remove,
+    remove_rests,
+    site_packages,
+)
 
 LOG = "install.log"
 
@@ -92,8 +103,12 @@ def ensure(host: Host, release: Release, wheelhouse: Path, *, every_file: bool, 
     if check:
         return Outcome(release, path, before, changed=True)
     started = time.monotonic()
-    with umask(0o022), _wheels(wheelhouse, host.root, release.lock) as wheels:
-        _install(host, release, wheels, every_file)
+    with umask(0o022), _locked(host.root):
+        # Another run may have installed it while this one waited for the lock.
+        if examine(path, release, every_file=every_file)[0] != "present":
+            remove_rests(host.root)
+            with _wheels(wheelhouse, host.root, release.lock) as wheels:
+                _install(host, release, wheels)
     return Outcome(release, path, before, changed=True, seconds=round(time.monotonic() - started, 1))
 
 
@@ -147,13 +162,19 @@ def wheelhouse_problems(wheelhouse: Path, release: Release) -> list[Problem]:
 
 
 @contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root):
+        yield
+
+
+@contextmanager
 def _wheels(wheelhouse: Path, root: Path, lock: Lock) -> Iterator[Path]:
     """Give a directory of wheels; those of an archive are unpacked beside the releases and removed again."""
     if wheelhouse.is_dir():
         yield wheelhouse
         return
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=root) as scratch:
+    with tempfile.TemporaryDirectory(prefix=UNPACKED, dir=root) as scratch:
         # By name, not extractall: its filter argument came with Python 3.11.4, and Debian 12 has 3.11.2.
         with tarfile.open(wheelhouse) as archive:
             members = {member.name: member for member in archive if member.isfile()}
@@ -168,39 +189,35 @@ def _wheels(wheelhouse: Path, root: Path, lock: Lock) -> Iterator[Path]:
 # --- an install ------------------------------------------------------------------------------------------------------
 
 
-def _install(host: Host, release: Release, wheels: Path, every_file: bool) -> None:
-    host.root.mkdir(parents=True, exist_ok=True)
-    with locked(host.root):
-        path = host.root / release.id
-        if examine(path, release, every_file=every_file)[0] == "present":
-            return  # another run installed it while this one waited for the lock
-        if problems := [*_hash_problems(wheels, release), *_space_problems(host.root, wheels, release)]:
-            raise ProblemsError(problems)
-        remove(path)
-        python = interpreter(host, release.lock)
-        if python is None:
-            raise InstallError(f"release {release.name}: no python{release.lock.target.python} on this host")
-        steps = _Steps(path, release.name)
-        path.mkdir()
-        pip = release.lock.find("pip")
-        steps.run("creating the environment", [python, "-m", "venv", *(["--without-pip"] if pip else []), str(path)])
-        steps.run("installing the wheels", _pip_command(path, wheels, pip, _requirements(path, release.lock)))
-        site = site_packages(path, release.lock)
-        if release.series:
-            patches.apply(site, release.series, release.diffs)
-            write_atomic(path / SERIES, pretty_json(release.series.to_mapping(documentation=False)))
-        # Exit code 1 means that some file has a syntax error; wheels ship templates and code for other Pythons.
-        # A read-only tree without bytecode would be compiled again at every start of every process.
-        compile_all = [str(path / "bin/python"), "-m", "compileall", "-qq", "-j", "0", str(site)]
-        steps.run("compiling bytecode", compile_all, allowed=(0, 1))
-        if release.series:
-            patches.verify(site, release.series)
-        _check_imports(host, release, path, steps)
-        _check_prefix_hits(host, release, path, steps)
-        # The marker must not survive a power cut that the files before it do not.
-        os.sync()
-        write_atomic(path / MARKER, pretty_json(_marker(release, steps)))
-        sync_directory(host.root)
+def _install(host: Host, release: Release, wheels: Path) -> None:
+    path = host.root / release.id
+    if problems := [*_hash_problems(wheels, release), *_space_problems(host.root, wheels, release)]:
+        raise ProblemsError(problems)
+    remove(path)
+    python = interpreter(host, release.lock)
+    if python is None:
+        raise InstallError(f"release {release.name}: no python{release.lock.target.python} on this host")
+    steps = _Steps(path, release.name)
+    path.mkdir()
+    pip = release.lock.find("pip")
+    steps.run("creating the environment", [python, "-m", "venv", *(["--without-pip"] if pip else []), str(path)])
+    steps.run("installing the wheels", _pip_command(path, wheels, pip, _requirements(path, release.lock)))
+    site = site_packages(path, release.lock)
+    if release.series:
+        patches.apply(site, release.series, release.diffs)
+        write_atomic(path / SERIES, pretty_json(release.series.to_mapping(documentation=False)))
+    # Exit code 1 means that some file has a syntax error; wheels ship templates and code for other Pythons.
+    # A read-only tree without bytecode would be compiled again at every start of every process.
+    compile_all = [str(path / "bin/python"), "-m", "compileall", "-qq", "-j", "0", str(site)]
+    steps.run("compiling bytecode", compile_all, allowed=(0, 1))
+    if release.series:
+        patches.verify(site, release.series)
+    _check_imports(host, release, path, steps)
+    _check_prefix_hits(host, release, path, steps)
+    # The marker must not survive a power cut that the files before it do not.
+    os.sync()
+    write_atomic(path / MARKER, pretty_json(_marker(release, steps)))
+    sync_directory(host.root)
 
 
 class _Steps:

@@ -29,6 +29,9 @@ from .patches import PatchError, Series
 LAYOUT = 1
 MARKER = "release.json"
 SERIES = "series.json"
+# How directories begin that an install unpacks wheels into, and that a removal empties; a killed run leaves them.
+UNPACKED = ".wheels-"
+_REMOVING = ".removing-"
 # The last one imports what `vllm serve` does; `vllm` alone is lazy and would not miss a forgotten dependency.
 DEFAULT_IMPORTS = ("torch", "vllm", "vllm.entrypoints.cli.serve")
 _ID = re.compile(r"[A-Za-z0-9.+!]+-[0-9a-f]{12}")
@@ -224,10 +227,17 @@ def remove(path: Path) -> None:
     """Remove a release in a way that an interruption never leaves one that looks whole."""
     if not path.exists():
         return
-    rest = path.with_name(f".removing-{path.name}")
+    rest = path.with_name(f"{_REMOVING}{path.name}")
     shutil.rmtree(rest, ignore_errors=True)
     path.rename(rest)
     shutil.rmtree(rest)
+
+
+def remove_rests(root: Path) -> None:
+    """Remove what killed runs left: gigabytes that nothing names. Whoever calls holds the lock of the root."""
+    for path in root.iterdir():
+        if path.name.startswith((UNPACKED, _REMOVING)):
+            shutil.rmtree(path)
 
 
 def set_link(link: Path, path: Path) -> bool:

@@ -7,14 +7,13 @@ unified memory free means ``MemAvailable``: the driver's own figure leaves out p
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..host import meminfo
+from ..host.gpus import rows
 from ..host.sockets import PROC
 from ..host.tenants import Tenant, process_name
 from ..units import GIB, MIB, format_gib
@@ -44,13 +43,11 @@ def parse_cards(text: str) -> list[Card]:
         ValueError: the output has another form.
     """
     found = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if not row:
-            continue
+    for row in rows(text):
         if len(row) != 4 or not row[1].startswith("GPU-"):
             raise ValueError(f"nvidia-smi: expected index, UUID, total and free memory of a card, seen {row!r}")
-        sizes = [int(cell) * MIB if cell.strip().isdigit() else None for cell in row[2:]]
-        found.append(Card(row[0].strip(), row[1].strip(), *sizes))
+        sizes = [int(cell) * MIB if cell.isdigit() else None for cell in row[2:]]
+        found.append(Card(row[0], row[1], *sizes))
     return found
 
 

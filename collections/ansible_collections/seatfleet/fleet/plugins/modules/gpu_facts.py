@@ -85,7 +85,11 @@ import dataclasses
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.gpus import Gpu, read_cards
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.host.gpus import (
+    ANSWERED,
+    Gpu,
+    read_cards,
+)
 
 ARGUMENTS: dict[str, Any] = {
     "expected": {"type": "int", "required": True},
@@ -117,7 +121,7 @@ def read(module: AnsibleModule) -> tuple[list[Gpu], str]:
 
     def ask(arguments: tuple[str, ...]) -> tuple[int, str]:
         code, output, errors = module.run_command([command, *arguments])
-        return code, output if code == 0 else output + errors
+        return code, output if code in ANSWERED else output + errors
 
     return read_cards(ask)
 
