@@ -101,7 +101,7 @@ class FakeSeat:
         self.stop()
         self.restored += 1
 
-    def discard(self) -> None:
+    def discard(self, campaign: str) -> None:
         self.discarded += 1
 
 

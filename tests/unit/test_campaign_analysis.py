@@ -334,3 +334,63 @@ def test_expert_reads_are_explained_when_the_model_is_known(tmp_path: Path):
 def test_the_analysis_is_a_function_of_the_raw_data(tmp_path: Path):
     raw = make_raw(tmp_path / "c", World(speed=SPEED))
     assert analyse(raw) == analyse(raw)
+
+
+def test_who_stops_early_has_no_verdict(tmp_path: Path):
+    """Two boots per arm are there, and a WIN would be: whoever looks in between stops when it suits."""
+    raw = make_raw(tmp_path / "c", World(speed=SPEED))
+    raw.redo("08_off_3", "somebody used the seat")
+    result = analyse(raw)
+    assert result["no_verdict"][0].startswith("GC5") and "1 of 9 boots" in result["no_verdict"][0]
+    assert result["campaign"]["redone"] == [{"boot": "08_off_3", "reason": "somebody used the seat"}]
+
+
+def in_one_chunk(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
+    """Answers of one piece say nothing about decoding."""
+    if slot.directory != "04_off_2" or key != ("tool", 4):
+        return requests
+    return [replace(r, chunks=((r.t_last_ns or 0, r.completion_tokens, "content"),)) for r in requests]
+
+
+def test_global_controls_see_the_boots_that_have_the_metric(tmp_path: Path):
+    """A boot without the declared metric must not switch off the controls over all the others."""
+    primary = {"metric": "decode_only_tok_s", "shapes": ["tool"], "concurrency": [4]}
+    world = World(
+        speed=SPEED, requests=in_one_chunk, factor=lambda slot, key: 1.10 if slot.directory == "00_off_1" else 1.0
+    )
+    result = result_of(tmp_path, world, primary=primary)
+    (null,), (drift,) = check(result, "GC1"), check(result, "GC2")
+    assert null["status"] == "fail" and "00_off_1" in null["detail"] and "04_off_2" not in null["detail"]
+    assert drift["status"] != "not checked"
+
+
+def test_concurrency_is_judged_up_to_what_each_arm_serves_at_once(tmp_path: Path):
+    arms = {"off": {"max-num-seqs": 8}, "a": {"max-num-seqs": 1}}
+    flat = World(factor=lambda slot, key: 1.0 if slot.arm == "off" else 1 / key[1] ** 0.8)
+    result = result_of(tmp_path, flat, arms=arms, studied_keys=["max-num-seqs"])
+    assert {c["subject"]: c["status"] for c in check(result, "V13")} == {"off": "pass", "a": "not checked"}
+
+
+def test_without_look_ups_the_prefix_cache_is_not_checked(tmp_path: Path):
+    world = World(speed=SPEED, counters=lambda slot, key, counters: counters.update(prefix_cache_queries=0.0))
+    assert {c["status"] for c in check(result_of(tmp_path, world), "V9")} == {"not checked"}
+
+
+def test_fabricated_acceptance_is_claimed_nowhere(tmp_path: Path):
+    result = result_of(tmp_path, synthetic=True)
+    assert result["acceptance"] == [] and result["steps"] == [] and "fabricated" in result["sentences"][0]
+
+
+def test_a_void_arm_explains_no_lever(tmp_path: Path):
+    arms = {name: ({"speculative-config": {**MTP, "num_speculative_tokens": i}} if i else {})
+            for i, name in enumerate(("off", "a", "b", "k2"))}  # fmt: skip
+    four = dict(zip(("off", "off_lever", "spec", "spec_lever"), arms, strict=True))
+    result = result_of(tmp_path, World(boot=wrong_answers), arms=arms, amortization=four)
+    assert {row["refused"] for row in result["amortization"]} == {"void: k2"}
+
+
+def test_the_design_counts_the_boots_of_the_control_arm(tmp_path: Path):
+    """Other arms without speculation share its noise and not its mean: they make no comparison sharper."""
+    arms = {"off": {}, "off-r": {"engram": False}, "k2": {"speculative-config": MTP}}
+    result = result_of(tmp_path, World(), arms=arms, studied_keys=["speculative-config", "engram"])
+    assert result["campaign"]["design"]["floor"] == pytest.approx(2.53, abs=0.01)

@@ -18,7 +18,8 @@ import yaml
 from campaign_fake import MODEL, Behaviour, FakeVllm
 from campaign_raw import World, make_raw
 
-from seatfleet.campaign.plan import DESIGNS, duration
+from seatfleet.campaign.definition import load_definition
+from seatfleet.campaign.plan import DESIGNS, duration, make_plan
 from seatfleet.campaign.rawdata import directory_for
 from seatfleet.campaign.stats import design_power
 from seatfleet.cli import main
@@ -210,7 +211,7 @@ def test_a_killed_campaign_leaves_whole_boots_and_goes_on(
 def test_a_campaign_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert seatctl("status", "--base", tmp_path, "--name", "mtp", "--json") == 0
     assert json.loads(capsys.readouterr().out) is None
-    for name in ("20260301-100000-mtp", "20260302-100000-mtp", "20260303-100000-other"):
+    for name in ("20260301-100000-mtp", "20260302-100000-mtp", "20260303-100000-other", "20260303-100000-table-mtp"):
         make_raw(tmp_path / name, World())
     assert seatctl("status", "--base", tmp_path, "--name", "mtp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["campaign"] == "20260302-100000-mtp"
@@ -221,6 +222,38 @@ def test_a_campaign_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureF
     assert seatctl("wait", "--base", tmp_path, "--name", "mtp", "--boots", 9) == 0
     assert "complete, 9 boots" in capsys.readouterr().out
     assert seatctl("status", "--base", tmp_path) == 2
+    found = ("status", "--base", tmp_path, "--name", "mtp", "--other-than", "20260302-100000-mtp", "--json")
+    assert seatctl(*found) == 0
+    assert json.loads(capsys.readouterr().out) is None
+
+
+def test_the_status_names_what_was_edited_since(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    raw = make_raw(
+        tmp_path / "c",
+        World(),
+        **DEFINITION | {"reps": 2, "ready_timeout_s": 60, "primary": {"shapes": ["count"], "concurrency": [1]}},
+    )
+    assert seatctl("status", raw.path, "--name", "mtp", "--definition", file, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["changed"] == ["primary", "reps"]
+
+
+def test_a_full_disk_is_a_stop_with_its_reason(
+    file: Path, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+    argv = ["run", tmp_path / "file/raw", "--definition", file, "--name", "mtp", "--local", live]
+    assert seatctl(*argv) == 4
+    assert "Not a directory" in capsys.readouterr().err
+
+
+def test_a_campaign_of_another_seat_is_not_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert seatctl("run", tmp_path / "raw", "--definition", file, "--name", "mtp", "--seat", "other") == 2
+    assert "seat: expected other, as asked, seen s" in capsys.readouterr().err
+
+
+def test_fresh_caches_are_not_warmed_in_the_plan():
+    definition = {**DEFINITION, "warmup_boots": True, "compile_cache": "fresh"}
+    assert make_plan(load_definition(definition, name="mtp", where="t"))["warmup_boots"] == 0
 
 
 def test_waiting_ends_when_nothing_measures(

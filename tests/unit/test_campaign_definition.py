@@ -116,7 +116,30 @@ def test_an_interaction_is_a_contrast_of_four_arms():
         ({"sampling": {"temperature": "hot"}}, "sampling.temperature: expected a number"),
         ({"sampling": "fast"}, "sampling: expected greedy, or a mapping"),
         ({"contrasts": {"x": {"k1": 1, "off": 1}}}, "contrasts.x: expected weights that sum to zero"),
-        ({"contrasts": {"x": {"k9": 1, "off": -1}}}, "contrasts.x: expected arms of this campaign, seen 'k9'"),
+        ({"contrasts": {"x": {"k9": 1, "off": -1}}}, "contrasts.x: expected arms of this campaign that are not"),
+        ({"contrasts": {"x": {"k1": float("nan"), "off": -1}}}, "contrasts.x: expected a mapping from arm to weight"),
+        (
+            {"positive_controls": ["k2"], "contrasts": {"x": {"k2": 1, "off": -1}}},
+            "not broken on purpose, seen 'k2'",
+        ),
+        ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: expected a number"),
+        ({"bands": {"k1": {"count": float("nan")}}}, "bands.k1.count: expected a shape and an acceptance length"),
+        (
+            {"studied_keys": ["speculative-config", "no-enable-prefix-caching"]},
+            "expected enable-prefix-caching, with false in an arm",
+        ),
+        ({"studied_keys": ["speculative-config", "env:VLLM_API_KEY"]}, "secrets and cache roots"),
+        (
+            {"studied_keys": ["speculative-config", "env:CUDA_VISIBLE_DEVICES"], "shadow": {"gpus": [3], "port": 8099}},
+            "studied_keys: expected keys that shadow does not set in every arm",
+        ),
+        (
+            {
+                "studied_keys": ["speculative-config", "kv-cache-memory-bytes"],
+                "kv_pin": {"minimum": "8GiB", "step": "1GiB", "margin": "1GiB"},
+            },
+            "studied_keys: expected keys that kv_pin does not set in every arm",
+        ),
         ({"contrasts": {"x": 5}}, "contrasts.x: expected a mapping from arm to weight"),
         ({"bands": {"k9": {"count": 2}}}, "bands: expected arms of this campaign, seen 'k9'"),
         ({"bands": {"k1": {"count": 0.5}}}, "bands.k1.count: expected a shape and an acceptance length"),

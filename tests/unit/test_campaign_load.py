@@ -111,6 +111,7 @@ def test_an_answer_that_is_not_streamed_has_no_chunks_but_all_totals():
         (Behaviour(cut_after=3), "peer closed connection"),
         (Behaviour(error_event=True), "error in the stream"),
         (Behaviour(finish_reason=""), None),
+        (Behaviour(finish_reason="abort"), None),
     ],
 )
 def test_a_failed_request_is_recorded_and_not_repeated(behaviour: Behaviour, message: str | None):

@@ -7,7 +7,15 @@ import pytest
 
 from seatfleet.campaign import parity
 from seatfleet.campaign.definition import Arm
-from seatfleet.campaign.parity import Deployment, Refusal, canonical_env, canonical_settings, derive_arm, parse_argv
+from seatfleet.campaign.parity import (
+    Deployment,
+    Refusal,
+    canonical_env,
+    canonical_settings,
+    derive_arm,
+    parse_argv,
+    refuse_synthetic,
+)
 
 KEY = "speculative-config"
 OFF = Arm("off", {KEY: None})
@@ -157,3 +165,11 @@ def test_a_busy_seat_is_refused():
     parity.refuse_busy(0, 0)
     with pytest.raises(Refusal, match="R11 foreign traffic"):
         parity.refuse_busy(1, 0)
+
+
+def test_a_live_seat_with_fabricated_acceptance_is_refused():
+    speculative = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "synthetic"}
+    live = Deployment((), {"model": "/m", "speculative-config": speculative}, {}, "s")
+    config = derive_arm(live, Arm("off", {"max-num-seqs": None}), ["max-num-seqs"])
+    with pytest.raises(Refusal, match=r"R20 synthetic.*rejection_sample_method"):
+        refuse_synthetic([config])

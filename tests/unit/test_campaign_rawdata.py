@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -196,3 +198,34 @@ def test_nothing_is_inserted_before_the_first_or_after_the_last_boot():
 def test_cells_are_named_by_what_they_are():
     assert cell_name(0, "tool", 8, "stream") == "0_tool_c8"
     assert cell_name(2, "tool", 1, "planted") == "2_tool_c1_planted"
+
+
+def test_a_clock_that_was_set_back_does_not_hide_a_pause():
+    resumed = PROGRESS.resumed("off", "boot-a", 900.0, 21600)
+    assert resumed.block == 1 and resumed.schedule[2].extra
+
+
+def test_an_extra_boot_that_is_still_to_be_made_serves_for_two_pauses():
+    first = PROGRESS.resumed("off", "boot-b", 1060.0, 21600)
+    second = first.resumed("off", "boot-c", 1120.0, 21600)
+    assert second.schedule == first.schedule and second.host_boot_id == "boot-c"
+
+
+def test_who_only_looks_does_not_keep_anybody_from_measuring(tmp_path: Path):
+    raw = campaign(tmp_path)
+    assert not raw.running
+    looking = threading.Event()
+
+    def look() -> None:
+        with (raw.path / ".running").open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            looking.set()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait(5)
+    assert not raw.running, "two that look do not take each other for a campaign"
+    with raw.locked():
+        assert raw.running
+    thread.join()

@@ -11,7 +11,7 @@ import pytest
 from campaign_raw import MTP, World, make_raw
 
 from seatfleet.campaign.rawdata import RawCampaign, RawError
-from seatfleet.campaign.report import Mismatch, brief, compare, verify, write_report
+from seatfleet.campaign.report import Mismatch, brief, compare, facts, steps_table, verify, write_report
 
 SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}
 
@@ -195,3 +195,34 @@ def test_a_campaign_with_nothing_valid_still_has_a_report(tmp_path: Path):
     report = write_report(broken, tmp_path / "out")
     assert {f["verdict"] for f in report["findings"]} == {"VOID"}
     assert (tmp_path / "out/report.html").exists() and "void at tool c=1" in report["answer"]
+
+
+def test_a_page_that_says_something_else_is_found(raw: RawCampaign):
+    """The hash of the numbers in it is right, and the numbers are not."""
+    path = raw.path / "report/report.html"
+    page = path.read_text()
+    path.write_text(page.replace("better at tool", "much better at tool"))
+    with pytest.raises(Mismatch, match=r"report\.html does not say what report\.json says"):
+        verify(raw, raw.path / "report")
+    path.write_text(re.sub(r"<style>.*?</style>", "<style></style>", page, flags=re.S))
+    verify(raw, raw.path / "report")
+
+
+def test_a_void_arm_pays_nowhere(finished: RawCampaign):
+    report = json.loads((finished.path / "report/report.json").read_text())
+    assert {row[-1] for row in steps_table(report)[1] if row[0] == "bad"} == {"void"}
+
+
+def test_a_boot_that_was_measured_again_is_in_the_facts(finished: RawCampaign):
+    report = json.loads((finished.path / "report/report.json").read_text())
+    report["campaign"]["redone"] = [{"boot": "08_off_3", "reason": "too slow"}]
+    assert ("Measured again by hand", "08_off_3 (too slow)") in facts(report)
+
+
+def test_a_report_that_lacks_something_differs(raw: RawCampaign):
+    path = raw.path / "report/report.json"
+    content = json.loads(path.read_text())
+    del content["campaign"]["redone"], content["steps"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(Mismatch, match=r"campaign\.redone is in one of them only"):
+        verify(raw, raw.path / "report")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_fake import Behaviour, FakeSeat
+from campaign_fake import LIVE, Behaviour, FakeSeat
 
 from seatfleet.campaign import host
 from seatfleet.campaign import runner as runner_module
@@ -22,7 +23,7 @@ from seatfleet.campaign.definition import load_definition
 from seatfleet.campaign.host import Calm
 from seatfleet.campaign.load import CellRun, LoadClient
 from seatfleet.campaign.parity import Refusal
-from seatfleet.campaign.rawdata import RawCampaign, RawError
+from seatfleet.campaign.rawdata import BootWriter, RawCampaign, RawError
 from seatfleet.campaign.runner import Interrupted, Runner
 from seatfleet.campaign.seats import SeatFailed
 
@@ -263,6 +264,91 @@ def test_a_campaign_is_not_continued_on_another_seat(tmp_path: Path, change: obj
     assert runner.control.restored == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arms": {"off": {}, "k2": {"speculative-config": {**MTP, "num_speculative_tokens": 4}}}}, "arms: expected"),
+        ({"requests": 4}, "requests: expected 2, seen 4"),
+        ({"margin": 0.1}, "margin: expected None, seen 0.1"),
+        ({"ready_timeout_s": 3600}, None),
+    ],
+    ids=["another arm of the same name", "cells", "what decides", "patience"],
+)
+def test_an_edited_definition_is_another_campaign(tmp_path: Path, changes: dict[str, Any], words: str | None):
+    """The base of the arms is the same in all of these, so that only the definition tells."""
+    runner = make(tmp_path)
+    runner.control.before_start = lambda arm, number: (_ for _ in ()).throw(Interrupted()) if number == 2 else None
+    with pytest.raises(Interrupted):
+        runner.run()
+    runner.control.before_start = lambda arm, number: None
+    again = make(tmp_path, runner.control, **changes)
+    if words is None:
+        again.run()
+        assert len(again.raw.boots()) == 3
+        return
+    with pytest.raises(Refusal, match="R5 definition") as refused:
+        again.run()
+    assert words in str(refused.value) and again.raw.boots() == ("00_off_1",)
+
+
+def test_a_shadow_campaign_goes_on_on_the_cards_of_its_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A new process knows the cards of the live seat only, and would see another machine."""
+    monkeypatch.setattr(host, "facts", lambda gpus: {"gpus": list(gpus)})
+    shadow: dict[str, Any] = {"shadow": {"gpus": [3], "port": 8099}}
+    runner = make(tmp_path, FakeSeat({"off": OFF, "k2": K2}, gpus=("0",)), **shadow)
+    runner.control.before_start = lambda arm, number: (_ for _ in ()).throw(Interrupted()) if number == 2 else None
+    with pytest.raises(Interrupted):
+        runner.run()
+    again = make(tmp_path, FakeSeat({"off": OFF, "k2": K2}, gpus=("0",)), **shadow)
+    again.run()
+    assert len(again.raw.boots()) == 3
+
+
+def test_step_0_tries_every_arm_with_the_most_drafts(tmp_path: Path):
+    """Which of them needs more memory is not known: one may keep on the card what the other keeps in the host."""
+    arms = {name: {"max-num-seqs": count} for name, count in (("off", 8), ("k2", 4))}
+    runner = make(
+        tmp_path,
+        FakeSeat({"off": OFF, "k2": OFF}),
+        arms=arms,
+        studied_keys=["max-num-seqs"],
+        kv_pin={"minimum": "2GiB", "step": "512MiB", "margin": "1GiB"},
+    )
+    runner.run()
+    assert [tried["arm"] for tried in runner.raw.manifest()["kv_pin_search"]] == ["off", "k2"]
+
+
+def test_another_setting_of_a_seat_that_speculates_is_measured(tmp_path: Path):
+    """Drafts in every arm are the seat's own, not an impostor's."""
+    seat = FakeSeat({"off": K2, "k2": K2}, config={**LIVE, "speculative-config": MTP})
+    runner = make(tmp_path, seat, arms={"off": {}, "k2": {"async-scheduling": True}}, studied_keys=["async-scheduling"])
+    runner.run()
+    result = analyse(runner.raw)
+    assert result["void_arms"] == {} and status(result, "V1") | status(result, "V14") | status(result, "V15") == {
+        "pass"
+    }
+    assert [row["arm"] for row in result["acceptance"]] == ["off", "k2"]
+    assert [arm["values"] for arm in result["arms"]] == [{"async-scheduling": None}, {"async-scheduling": True}]
+
+
+def test_a_full_disk_keeps_what_is_complete_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    runner = make(tmp_path)
+    original = BootWriter.cell
+
+    def cell(self: BootWriter, *given: Any) -> None:
+        if "01_k2_1" in self.path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(self, *given)
+
+    monkeypatch.setattr(BootWriter, "cell", cell)
+    with pytest.raises(OSError, match="No space left"):
+        runner.run()
+    assert runner.raw.boots() == ("00_off_1",) and runner.control.restored == 1
+    monkeypatch.setattr(BootWriter, "cell", original)
+    runner.run()
+    assert len(runner.raw.boots()) == 3 and [p.name for p in (runner.raw.path / "aborted").iterdir()] == ["01_k2_1.0"]
+
+
 def test_another_client_does_not_continue_a_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     runner = make(tmp_path)
     runner.run()
@@ -305,7 +391,7 @@ def test_two_runs_of_one_campaign_exclude_each_other(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("policy", "caches"), [("persist", ["off", "k2", "off"]), ("fresh", ["off-0", "k2-1", "off-2"])]
+    ("policy", "caches"), [("persist", ["c/off", "c/k2", "c/off"]), ("fresh", ["c/off-0", "c/k2-1", "c/off-2"])]
 )
 def test_every_arm_has_compile_caches_of_its_own(tmp_path: Path, policy: str, caches: list[str]):
     runner = make(tmp_path, compile_cache=policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import yaml
 from seatfleet.campaign import host
 from seatfleet.campaign.definition import Arm
 from seatfleet.campaign.host import Calm, calm_down
-from seatfleet.campaign.parity import ArmConfig, Refusal, derive_arm
+from seatfleet.campaign.parity import Deployment, Refusal, derive_arm
 from seatfleet.campaign.seats import LocalSeat, SeatFailed, engine_config, model_digest
 from seatfleet.campaign.systemd import SystemdSeat, arm_environment, arm_unit
 from seatfleet.core.host.processes import Process, SeatState, UnitState
@@ -340,16 +341,36 @@ def test_a_unit_that_does_not_start_is_a_failed_boot(seat: SystemdSeat):
 
 def test_nothing_of_a_finished_campaign_stays(seat: SystemdSeat):
     seat.start(config_of(seat), "k1")
-    seat.discard()
+    caches = [seat.root / seat.cache_root(name).lstrip("/") for name in ("c1/k1", "c2/k1")]
+    for cache in caches:
+        cache.mkdir(parents=True)
+    seat.discard("c1")
     assert list(seat.home.iterdir()) == []
+    assert [cache.exists() for cache in caches] == [False, True], "another campaign of the seat may go on"
+
+
+def test_production_is_started_even_when_systemd_does_not_read_its_files_again(seat: SystemdSeat):
+    seat.start(config_of(seat), "k1")
+
+    def reload(unit: str) -> None:
+        raise subprocess.TimeoutExpired("systemctl daemon-reload", 120)
+
+    seat.machine.reload = reload
+    seat.restore()
+    assert seat.machine.calls[-1] == "start vllm-seat-lab-dense.service"
 
 
 def test_the_arms_environment_drops_what_the_arm_drops():
-    live = {"VLLM_A": "1", "VLLM_B": "2"}
-    production = {**live, "HOME": "/var/cache/vllm/s", "VLLM_CACHE_ROOT": "/var/cache/vllm/s/x/vllm"}
-    config = ArmConfig("k1", {}, {"VLLM_A": "9"}, "ab" * 32, "", {})
-    found = arm_environment(production, config, live, "s", "k1")
-    assert found["VLLM_A"] == "9" and "VLLM_B" not in found and found["SEATFLEET_GENERATION"] == "abababababab"
+    """Also a variable that is not known to matter: an arm without it must not keep what production has."""
+    production = {"VLLM_A": "1", "VLLM_B": "2", "RAYON_X": "1", "HOME": "/var/cache/vllm/s"}
+    production["VLLM_CACHE_ROOT"] = "/var/cache/vllm/s/x/vllm"
+    arm = Arm("k1", {"env:VLLM_A": 9, "env:VLLM_B": None, "env:RAYON_X": None})
+    live = Deployment((), {"model": "/m"}, production, "s")
+    config = replace(derive_arm(live, arm, list(arm.values)), argv_hash="ab" * 32)
+    found = arm_environment(production, config, "s", "k1")
+    assert found["VLLM_A"] == "9" and not {"VLLM_B", "RAYON_X"} & found.keys() and found["HOME"]
+    assert found["SEATFLEET_GENERATION"] == "abababababab"
+    assert config.changes["env:RAYON_X"] == ("1", None)
     assert found["VLLM_CACHE_ROOT"] == "/var/cache/vllm-campaign/s/k1/vllm"
 
 

@@ -57,7 +57,7 @@ def analyse(raw: RawCampaign) -> dict[str, Any]:
 
 def _campaign(measured: Measured) -> dict[str, Any]:
     manifest, definition = measured.manifest, measured.definition
-    control = sum(boot.control for boot in measured.valid)
+    control = sum(boot.arm.id == definition.control for boot in measured.valid)
     studied = [a for a in definition.studied_arms if a not in definition.positive_controls]
     least = min((sum(b.arm.id == a for b in measured.valid) for a in studied), default=0)
     power = stats.design_power(control, least, len(studied)) if control and least and control + least > 2 else None
@@ -81,6 +81,8 @@ def _campaign(measured: Measured) -> dict[str, Any]:
         "overrides": manifest.get("overrides", {}),
         "shapes": manifest.get("shapes", {}),
         "gaps": manifest.get("gaps", []),
+        "redone": manifest.get("redone", []),
+        "synthetic": definition.synthetic,
         "design": asdict(power) if power else None,
         "smallest_permutation_p": stats.smallest_permutation_p(control, least) if control and least else None,
         "client_sha256": manifest["client"]["sha256"],

@@ -211,6 +211,8 @@ def every_request_succeeded(boot: BootView, context: Context) -> Outcome:
 
 def nothing_came_from_the_prefix_cache(boot: BootView, context: Context) -> Outcome:
     """V9: prefix hits in spite of a salt per request."""
+    if not any(cell.counters.prefix_queries for cell in boot.measured):
+        return Status.NOT_CHECKED, "the seat counts no look-ups in a prefix cache"
     found = [
         f"{_name(cell)}: {cell.counters.prefix_hits} of {cell.counters.prefix_queries} prompt tokens were cached"
         for cell in boot.measured
@@ -224,8 +226,10 @@ def the_card_ran_as_usual(boot: BootView, context: Context) -> Outcome:
     seen = boot.telemetry
     if seen is None:
         return Status.NOT_CHECKED, "no GPU telemetry on this host"
+    if seen.throttled is None and (seen.sm_mhz is None or context.off_sm_mhz is None):
+        return Status.NOT_CHECKED, "the card tells neither clocks nor throttling"
     found = []
-    if seen.throttled > THROTTLE_ALLOWED:
+    if seen.throttled is not None and seen.throttled > THROTTLE_ALLOWED:
         found.append(f"throttled in {seen.throttled:.0%} of {seen.samples} samples")
     if seen.sm_mhz and context.off_sm_mhz and abs(seen.sm_mhz / context.off_sm_mhz - 1) > CLOCK_ALLOWED:
         found.append(f"median SM clock {seen.sm_mhz:.0f} MHz, {context.off_sm_mhz:.0f} MHz in the control boots")
@@ -332,24 +336,22 @@ def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None, *, scr
     that floor rests on one degree of freedom and says nothing, so there a rise above zero is enough.
     """
     title = "throughput rises with concurrency"
-    limit = max_num_seqs or math.inf
-    levels = sorted({cell.concurrency for boot in boots for cell in boot.measured if cell.concurrency <= limit})
-    arms = list(dict.fromkeys(boot.arm.id for boot in boots))
-    if len(levels) < 2:
-        return [Check("V13", title, arm, Status.NOT_CHECKED, "one level of concurrency only") for arm in arms]
-    problems: dict[str, list[str]] = {arm: [] for arm in arms}
+    levels = sorted({cell.concurrency for boot in boots for cell in boot.measured})
+    limits = {boot.arm.id: boot.arm.values.get("max-num-seqs", max_num_seqs) or math.inf for boot in boots}
+    problems: dict[str, list[str]] = {}
     for shape in sorted({cell.shape for boot in boots for cell in boot.measured}):
         for low, high in pairwise(levels):
             rises = [
                 Boot(boot.arm.id, rise, boot.control)
                 for boot in boots
-                if (rise := _rise(boot, shape, low, high)) is not None
+                if high <= limits[boot.arm.id] and (rise := _rise(boot, shape, low, high)) is not None
             ]
             for arm in {rise.arm for rise in rises}:
                 try:
                     found = stats.estimate(rises, {arm: 1.0})
                 except NotEstimable:
                     continue
+                problems.setdefault(arm, [])
                 if found.difference <= (0.0 if screen else found.floor):
                     gain = math.expm1(found.difference)
                     problems[arm].append(
@@ -357,7 +359,9 @@ def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None, *, scr
                     )
     return [
         Check("V13", title, arm, Status.VOID if problems[arm] else Status.PASS, "; ".join(problems[arm]))
-        for arm in arms
+        if arm in problems
+        else Check("V13", title, arm, Status.NOT_CHECKED, "no two levels of concurrency that this arm serves at once")
+        for arm in limits
     ]
 
 
@@ -407,7 +411,11 @@ def apply_rules(boots: Sequence[BootView], definition: Definition, max_num_seqs:
     """Apply every rule to every boot and arm."""
     clocks = [boot.telemetry.sm_mhz for boot in boots if boot.control and boot.telemetry and boot.telemetry.sm_mhz]
     plain = tokens_per_chunk(
-        request for boot in boots if boot.control for cell in _single_streams(boot) for request in cell.completed
+        request
+        for boot in boots
+        if not boot.arm.draft_tokens
+        for cell in _single_streams(boot)
+        for request in cell.completed
     )
     context = Context(definition, median(clocks) if clocks else None, fmean(plain) if plain else 1.0)
     checks: list[Check] = []

@@ -6,6 +6,7 @@ and of nothing else) and, before any number is seen, the family of comparisons t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,19 @@ PRIMARY_METRICS = ("aggregate_output_tok_s", "steady_output_tok_s", "decode_only
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty")
 #: Options that say *what* is served and where. Two values of these are two seats, not two arms.
 IDENTITY_KEYS = ("model", "revision", "tokenizer", "served-model-name", "host", "port", "api-key", "config")
+#: Never recorded.
+SECRET_ENV = ("VLLM_API_KEY",)
+#: One private root per arm by design, so not part of the comparison; each boot records its own.
+CACHE_ENV = (
+    "VLLM_CACHE_ROOT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "FLASHINFER_WORKSPACE_BASE",
+    "FLASHINFER_CUBIN_DIR",
+)
+#: Fields that decide how long to wait and nothing that is measured: they may change while a campaign is under way.
+PATIENCE = ("ready_timeout_s",)
 #: A fabricated acceptance says nothing about the drafter (``config/speculative.py`` of vLLM 0.33 has both).
 SYNTHETIC = re.compile(r"synthetic_acceptance_\w+")
 
@@ -340,6 +354,7 @@ def load_definition(raw: object, *, name: str, where: str) -> Definition:
         model_facts=_read_model_facts(reader),
     )
     _check_synthetic(reader, definition)
+    _check_overrides(reader, definition)
     reader.unknown()
     if reader.problems:
         raise ProblemsError(reader.problems)
@@ -370,6 +385,10 @@ def _read_studied_keys(reader: _Reader) -> tuple[str, ...]:
             reader.problem("studied_keys", "an option as in vLLM's config file, for example speculative-config", key)
         if key in IDENTITY_KEYS:
             reader.problem("studied_keys", "a setting; two values of this one are two seats, not two arms", key)
+        if key.startswith("no-"):
+            reader.problem("studied_keys", f"{key.removeprefix('no-')}, with false in an arm for --{key}", key)
+        if key.removeprefix("env:") in (*SECRET_ENV, *CACHE_ENV):
+            reader.problem("studied_keys", "a setting; secrets and cache roots are each arm's own anyway", key)
     return keys
 
 
@@ -435,9 +454,14 @@ def _read_sampling(reader: _Reader) -> tuple[dict[str, float | int], str]:
             reader.problem("sampling.ignore_eos", "natural ends: forced length biases acceptance", value)
         elif key not in SAMPLING_KEYS:
             reader.problem(f"sampling.{key}", "a key out of " + ", ".join(SAMPLING_KEYS), "this one")
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        elif not _finite(value):
             reader.problem(f"sampling.{key}", "a number", value)
     return dict(raw), "seat"
+
+
+def _finite(value: object) -> bool:
+    """Tell numbers from everything else; YAML has .nan and .inf, which compare with nothing."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read_contrasts(reader: _Reader, ids: Sequence[str], control: str, compared: Sequence[str]) -> tuple[Contrast, ...]:
@@ -446,13 +470,11 @@ def _read_contrasts(reader: _Reader, ids: Sequence[str], control: str, compared:
         return tuple(Contrast(f"{name}-vs-{control}", {name: 1.0, control: -1.0}) for name in compared)
     contrasts: list[Contrast] = []
     for key, weights in raw.items():
-        if not isinstance(weights, Mapping) or not all(
-            isinstance(w, (int, float)) and not isinstance(w, bool) for w in weights.values()
-        ):
+        if not isinstance(weights, Mapping) or not all(_finite(w) for w in weights.values()):
             reader.problem(f"contrasts.{key}", "a mapping from arm to weight", weights)
             continue
-        for arm in (name for name in weights if name not in ids):
-            reader.problem(f"contrasts.{key}", "arms of this campaign", arm)
+        for arm in (name for name in weights if name not in (control, *compared)):
+            reader.problem(f"contrasts.{key}", "arms of this campaign that are not broken on purpose", arm)
         if abs(sum(weights.values())) > 1e-9 or not any(weights.values()):
             reader.problem(f"contrasts.{key}", "weights that sum to zero", dict(weights))
         contrasts.append(Contrast(str(key), {str(name): float(w) for name, w in weights.items()}))
@@ -485,7 +507,7 @@ def _read_bands(reader: _Reader, ids: Sequence[str]) -> dict[str, dict[str, floa
             reader.problem(f"bands.{arm}", "a mapping from shape to least acceptance length", levels)
         else:
             for shape, least in levels.items():
-                if shape not in SHAPES or isinstance(least, bool) or not isinstance(least, (int, float)) or least < 1:
+                if shape not in SHAPES or not _finite(least) or least < 1:
                     reader.problem(f"bands.{arm}.{shape}", "a shape and an acceptance length of at least 1", least)
                 else:
                     bands.setdefault(str(arm), {})[str(shape)] = float(least)
@@ -555,6 +577,25 @@ def synthetic_settings(value: object) -> Iterable[str]:
             if SYNTHETIC.fullmatch(name) or (name == "rejection_sample_method" and inner == "synthetic"):
                 yield str(key)
             yield from synthetic_settings(inner)
+
+
+def _check_overrides(reader: _Reader, definition: Definition) -> None:
+    """Refuse to study what a campaign sets alike in all arms: the value of an arm, or its absence, would win.
+
+    A shadow arm without CUDA_VISIBLE_DEVICES would take the cards of production.
+    """
+    set_alike = {
+        "shadow": (definition.shadow, ("env:CUDA_VISIBLE_DEVICES",)),
+        "kv_pin": (definition.kv_pin, ("kv-cache-memory-bytes", "kv-cache-memory")),
+    }
+    for name, (used, keys) in set_alike.items():
+        for key in (key for key in keys if used is not None and key in definition.studied_keys):
+            reader.problem("studied_keys", f"keys that {name} does not set in every arm", key)
+
+
+def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the fields in which two written definitions differ; such a campaign would measure two things as one."""
+    return sorted(key for key in {*old, *new} - {*PATIENCE} if old.get(key) != new.get(key))
 
 
 def _check_synthetic(reader: _Reader, definition: Definition) -> None:

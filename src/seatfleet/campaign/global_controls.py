@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from statistics import fmean, median
 
 from . import observe, parity, stats
 from .controls import ACCEPTANCE_RULES, BootView, Check, Status
-from .measured import STREAM_METRICS, CellKey, Measured, boots_of, repetitions
+from .measured import CellKey, Measured, boots_of, values_of
 from .stats import NotEstimable
 
 
 def global_checks(measured: Measured) -> list[Check]:
     """Return GC1 to GC4 and the positive controls; one FAIL and there is no verdict."""
     return [
+        every_boot_was_made(measured),
         null_control(measured),
         drift_control(measured),
         *uniform_controls(measured),
@@ -21,6 +23,13 @@ def global_checks(measured: Measured) -> list[Check]:
         *broken_arm_controls(measured),
         control_is_valid(measured),
     ]
+
+
+def every_boot_was_made(measured: Measured) -> Check:
+    """GC5: the order that was fixed beforehand was measured to its end; who may stop early stops when it suits."""
+    detail = f"{measured.left} of {measured.left + len(measured.boots)} boots are still to be measured"
+    status = Status.FAIL if measured.left else Status.PASS
+    return Check("GC5", "every planned boot was measured", "campaign", status, detail if measured.left else "")
 
 
 def _primary_cells(measured: Measured) -> list[CellKey]:
@@ -38,11 +47,11 @@ def null_control(measured: Measured) -> Check:
     found: list[tuple[stats.Distance, str]] = []
     try:
         for key in _primary_cells(measured):
-            boots = boots_of(measured, key, measured.definition.primary.metric)
-            names = [boot.name for boot in measured.valid if boot.control]
-            distances = stats.outlying_boots(boots)
+            values = values_of(measured, key, measured.definition.primary.metric)
+            names = [boot.name for boot, value in values if value.control]
+            distances = stats.outlying_boots([value for _, value in values])
             found += [(distance, f"{name} in {_cell(key)}") for distance, name in zip(distances, names, strict=True)]
-    except (NotEstimable, ValueError) as error:
+    except NotEstimable as error:
         return Check("GC1", title, "campaign", Status.NOT_CHECKED, str(error))
     adjusted = stats.holm([distance.p for distance, _ in found])
     margin = math.log1p(measured.definition.margin)
@@ -68,16 +77,19 @@ def drift_control(measured: Measured) -> Check:
     bad, seen = [], []
     try:
         for key in cells:
-            boots = boots_of(measured, key, measured.definition.primary.metric)
-            positions = [float(boot.slot) for boot in measured.valid if repetitions(boot, key, STREAM_METRICS[0])]
-            counts = [sum(boot.arm == arm for boot in boots) for arm in dict.fromkeys(boot.arm for boot in boots)]
-            found = stats.drift(boots, positions, sum(boot.control for boot in boots), min(counts))
+            values = values_of(measured, key, measured.definition.primary.metric)
+            counts = Counter(value.arm for _, value in values)
+            control = counts.get(measured.definition.control, 0)
+            if not control:
+                raise NotEstimable(f"no control boot in {_cell(key)}")
+            positions = [float(boot.slot) for boot, _ in values]
+            found = stats.drift([value for _, value in values], positions, control, min(counts.values()))
             text = f"{_cell(key)}: {math.expm1(found.total):+.1%} over the campaign"
             seen.append(text)
             limit = max(found.floor, math.log1p(measured.definition.margin))
             if found.p < 0.05 / len(cells) and abs(found.total) > limit:
                 bad.append(f"{text} (p {found.p:.2g}, limit {math.expm1(limit):.1%})")
-    except (NotEstimable, ValueError) as error:
+    except NotEstimable as error:
         return Check("GC2", title, "campaign", Status.NOT_CHECKED, str(error))
     return Check("GC2", title, "campaign", Status.FAIL if bad else Status.PASS, "; ".join(bad or seen))
 

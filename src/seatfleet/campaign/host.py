@@ -17,6 +17,7 @@ from ..core.host import meminfo
 from .telemetry import number
 
 MIB = 1 << 20
+GIB = 1 << 30
 #: Leftovers of a stopped engine: GPU memory, and host memory on unified machines.
 GPU_MEMORY_SLACK_MIB = 64.0
 HOST_MEMORY_SLACK_MIB = 1024.0
@@ -57,7 +58,8 @@ def facts(gpus: Sequence[str] = ()) -> dict[str, Any]:
         "cpu": _first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.*)$") or platform.machine(),
         "cores": os.cpu_count(),
         "governor": governor,
-        "memory_kib": _first_match(meminfo.PATH, r"^MemTotal:\s*(\d+) kB"),
+        # whole GiB: the same machine has some KiB more or less after every start
+        "memory_gib": round(meminfo.fields(meminfo.PATH.read_text(encoding="ascii"))["MemTotal"] / GIB),
     }
 
 

@@ -25,6 +25,8 @@ from .prompts import Prompt
 #: A seat silent for this long is hung. Above any honest wait: 8 prefills of 32k tokens queue for about 2 minutes.
 SILENCE_S = 300.0
 CONNECT_S = 5.0
+#: Ends of an answer; "abort" and "error" are ends of something else.
+COMPLETE = ("stop", "length", "tool_calls")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Request:
     @property
     def ok(self) -> bool:
         """Tell whether the answer is complete: 200, ended by the server for a stated reason, tokens accounted for."""
-        complete = bool(self.finish_reason) and bool(self.completion_tokens)
+        complete = self.finish_reason in COMPLETE and bool(self.completion_tokens)
         return self.error is None and self.http_status == 200 and complete
 
     def as_json(self) -> dict[str, Any]:

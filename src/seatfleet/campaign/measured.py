@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from . import controls, observe, telemetry
 from .controls import BootView, Voids
-from .definition import Definition, load_definition
+from .definition import Arm, Definition, load_definition
 from .observe import Cell
 from .rawdata import RawCampaign
 from .stats import Boot
@@ -24,13 +24,14 @@ CellKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """All of a campaign's boots with their metrics, and what the rules disqualified."""
+    """All of a campaign's boots with their metrics, and what the rules disqualified; ``left`` are still to be made."""
 
     definition: Definition
     manifest: Mapping[str, Any]
     infos: Mapping[str, Mapping[str, Any]]
     boots: tuple[BootView, ...]
     voids: Voids
+    left: int = 0
 
     @property
     def valid(self) -> list[BootView]:
@@ -50,8 +51,9 @@ def load(raw: RawCampaign) -> Measured:
     """
     manifest = raw.manifest()
     definition = load_definition(manifest["definition"], name=manifest["campaign"], where="campaign.json")
-    quiet = {arm.id for arm in definition.arms if is_control(definition, arm.id)}
     infos = {name: raw.boot(name) for name in raw.boots()}
+    definition = with_live_speculation(definition, infos)
+    quiet = {arm.id for arm in definition.arms if is_control(definition, arm.id)}
     boots = tuple(
         BootView(
             name=name,
@@ -68,7 +70,19 @@ def load(raw: RawCampaign) -> Measured:
         for name, info in infos.items()
     )
     voids = controls.apply_rules(boots, definition, manifest.get("max_num_seqs"))
-    return Measured(definition, manifest, infos, boots, voids)
+    return Measured(definition, manifest, infos, boots, voids, len(raw.progress().schedule) - len(boots))
+
+
+def with_live_speculation(definition: Definition, infos: Mapping[str, Mapping[str, Any]]) -> Definition:
+    """Return the definition with the speculation that all arms inherit from a live seat that is asked something else.
+
+    Without it the drafts of every arm, the control's too, would look like those of an impostor.
+    """
+    key = "speculative-config"
+    live = next((info["settings"].get(key) for info in infos.values()), None)
+    if live is None or key in definition.studied_keys:
+        return definition
+    return replace(definition, arms=tuple(Arm(arm.id, {**arm.values, key: live}) for arm in definition.arms))
 
 
 def is_control(definition: Definition, arm: str) -> bool:
@@ -93,13 +107,17 @@ def repetitions(boot: BootView, key: CellKey, metric: str, kind: str = "stream")
 
 def boots_of(measured: Measured, key: CellKey, metric: str) -> tuple[Boot, ...]:
     """Return the boots of one cell on the log scale, in the order they were measured."""
+    return tuple(value for _, value in values_of(measured, key, metric))
+
+
+def values_of(measured: Measured, key: CellKey, metric: str) -> list[tuple[BootView, Boot]]:
+    """Return the boots that have a value in a cell, beside it; a metric may be missing in one of them."""
     kind = "end_to_end" if metric == END_TO_END_METRIC else "stream"
-    found = []
-    for boot in measured.valid:
-        reps = repetitions(boot, key, metric, kind)
-        if reps:
-            found.append(Boot(boot.arm.id, observe.boot_value(reps), boot.control, boot.block))
-    return tuple(found)
+    return [
+        (boot, Boot(boot.arm.id, observe.boot_value(reps), boot.control, boot.block))
+        for boot in measured.valid
+        if (reps := repetitions(boot, key, metric, kind))
+    ]
 
 
 def questions(measured: Measured) -> list[Question]:

@@ -10,25 +10,17 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from .definition import Arm
+from .definition import CACHE_ENV, SECRET_ENV, Arm, synthetic_settings
 
 #: Environment that can change what the engine computes or how fast.
-ENV_PREFIXES = ("VLLM_", "TORCH", "PYTORCH_", "CUDA_", "NCCL_", "FLASHINFER_", "TRITON_", "OMP_", "MKL_")
-#: Never recorded.
-SECRET_ENV = ("VLLM_API_KEY",)
-#: One private root per arm by design, so not part of the comparison; each boot records its own.
-CACHE_ENV = (
-    "VLLM_CACHE_ROOT",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TRITON_CACHE_DIR",
-    "CUDA_CACHE_PATH",
-    "FLASHINFER_WORKSPACE_BASE",
-    "FLASHINFER_CUBIN_DIR",
+ENV_PREFIXES = (
+    *("VLLM_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "UCX_", "FLASHINFER_", "TRITON_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "LD_", "TOKENIZERS_"),
 )
 SHORT_FLAGS = {
     "tp": "tensor-parallel-size",
@@ -147,12 +139,15 @@ def canonical_settings(argv: Sequence[str], config: Mapping[str, Any]) -> dict[s
     return {key: merged[key] for key in sorted(merged) if merged[key] is not None}
 
 
-def canonical_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the environment that belongs to the comparison: no secrets, no cache roots."""
+def canonical_env(env: Mapping[str, str], studied: Collection[str] = ()) -> dict[str, str]:
+    """Return the part of the environment that belongs to the comparison: no secrets, no cache roots.
+
+    ``studied`` names belong to it whatever they are called: an arm without one must not keep the live value.
+    """
     return {
         name: env[name]
         for name in sorted(env)
-        if name.startswith(ENV_PREFIXES) and name not in SECRET_ENV and name not in CACHE_ENV
+        if (name.startswith(ENV_PREFIXES) or name in studied) and name not in SECRET_ENV and name not in CACHE_ENV
     }
 
 
@@ -180,7 +175,8 @@ def derive_arm(
     Keys of the form ``env:NAME`` address the environment.
     """
     settings = canonical_settings(live.argv, live.config)
-    env = canonical_env(live.env)
+    studied_env = {key.removeprefix("env:") for key in studied_keys if key.startswith("env:")}
+    env = canonical_env(live.env, studied_env)
     before_settings, before_env = dict(settings), dict(env)
     for key, value in {**(overrides or {}), **arm.values}.items():
         target: dict[str, Any] = env if key.startswith("env:") else settings
@@ -189,7 +185,6 @@ def derive_arm(
             target.pop(name, None)
         else:
             target[name] = str(value) if key.startswith("env:") else value
-    studied_env = {key.removeprefix("env:") for key in studied_keys if key.startswith("env:")}
     studied_settings = {_key(key) for key in studied_keys if not key.startswith("env:")}
     base = {
         "settings": {key: value for key, value in settings.items() if key not in studied_settings},
@@ -206,6 +201,13 @@ def derive_arm(
         base_hash=digest(base),
         changes=changes,
     )
+
+
+def changed_env(config: ArmConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the live environment with what this arm changes: other values, and variables that are gone."""
+    changes = {name[4:]: new for name, (_, new) in config.changes.items() if name.startswith("env:")}
+    kept = {name: value for name, value in environment.items() if name not in changes}
+    return kept | {name: str(value) for name, value in changes.items() if value is not None}
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, tuple[Any, Any]]]:
@@ -247,6 +249,15 @@ def refuse_base_mismatch(arms: Iterable[ArmConfig]) -> None:
     if len(by_hash) > 1:
         groups = "; ".join(f"{hash_[:12]}: {', '.join(names)}" for hash_, names in sorted(by_hash.items()))
         raise Refusal("R3 base", f"arms differ outside the studied keys: {groups}")
+
+
+def refuse_synthetic(arms: Iterable[ArmConfig]) -> None:
+    """R20: a live seat whose acceptance is fabricated; of studied values the definition says so already."""
+    for arm in arms:
+        names = ", ".join(synthetic_settings(arm.settings))
+        if names:
+            reason = f"arm {arm.arm} fabricates its acceptance ({names}); declare synthetic: true, or deploy without"
+            raise Refusal("R20 synthetic", reason)
 
 
 def refuse_startup_plan(arms: Iterable[ArmConfig]) -> None:

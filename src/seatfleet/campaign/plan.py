@@ -61,7 +61,7 @@ def make_plan(
         "mode": definition.mode,
         "placement": "shadow" if definition.shadow else "in place",
         "order": [slot.arm for slot in slots],
-        "warmup_boots": len(definition.arms) if definition.warmup_boots else 0,
+        "warmup_boots": warmup_boots(definition),
         "arms": {arm.id: dict(arm.values) for arm in definition.arms},
         "changes": changes,
         "cells": cells,
@@ -76,12 +76,17 @@ def make_plan(
     }
 
 
+def warmup_boots(definition: Definition) -> int:
+    """Return the boots that only warm caches; caches that are fresh in every boot cannot be warmed."""
+    return len(definition.arms) if definition.warmup_boots and definition.compile_cache == "persist" else 0
+
+
 def estimate_seconds(definition: Definition, ready_s: float, request_s: float) -> float:
     """Return a rough duration: every boot with its warm-up, and the waves of requests of every repetition."""
     waves = sum(definition.requests_of(shape, c) / c for shape, c in definition.cells())
     warm_up = len(definition.cells()) * request_s
     boots = len(make_schedule(definition))
-    warmed = len(definition.arms) if definition.warmup_boots else 0
+    warmed = warmup_boots(definition)
     start = definition.idle_s + ready_s + warm_up
     return (boots + warmed) * start + boots * definition.reps * waves * request_s
 

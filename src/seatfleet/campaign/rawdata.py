@@ -19,12 +19,14 @@ import gzip
 import hashlib
 import json
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..core.health.metrics import Page, parse
 from .load import CellRun, request_from_json
@@ -35,6 +37,7 @@ FORMAT = 1
 LOCK = "campaign.lock.json"
 _SUMS = "SHA256SUMS"
 _APART = ("aborted", "report")
+_LOOKS, _LOOK_S = 10, 0.02
 
 
 class RawError(Exception):
@@ -125,9 +128,12 @@ class Progress:
         blocks out of every comparison.
         """
         gap = now_utc - self.last_end_utc
-        if not self.done or self.next_slot is None or (gap <= longest_gap_s and host_boot_id == self.host_boot_id):
-            return replace(self, host_boot_id=host_boot_id)
+        # a clock that was set back does not tell how long the pause was
+        short = 0 <= gap <= longest_gap_s and host_boot_id == self.host_boot_id
         position = len(self.done)
+        # an extra boot that no boot has followed yet serves for this pause as well
+        if not self.done or self.next_slot is None or short or self.schedule[position].extra:
+            return replace(self, host_boot_id=host_boot_id)
         schedule = (*self.schedule[:position], Planned(control, extra=True), *self.schedule[position:])
         return replace(
             self,
@@ -158,6 +164,19 @@ def progress_from_json(raw: Mapping[str, Any]) -> Progress:
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _lock(stream: IO[str], kind: int, attempts: int = 1) -> bool:
+    """Take a lock. Who only looks holds it for a moment, which must not stop somebody who measures."""
+    for attempt in range(attempts):
+        if attempt:
+            time.sleep(_LOOK_S)
+        try:
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        return True
+    return False
 
 
 class BootWriter:
@@ -240,20 +259,18 @@ class RawCampaign:
             RawError: another process measures.
         """
         with (self.path / ".running").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RawError(f"{self.path}: another process is measuring this campaign") from error
+            if not _lock(stream, fcntl.LOCK_EX, _LOOKS):
+                raise RawError(f"{self.path}: another process is measuring this campaign")
             yield
 
     @property
     def running(self) -> bool:
         """Tell whether a process measures this campaign now."""
         try:
-            with self.locked():
-                return False
-        except RawError:
-            return True
+            with (self.path / ".running").open() as stream:
+                return not _lock(stream, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
 
     # --- progress
 
@@ -326,6 +343,8 @@ class RawCampaign:
             last = progress.done[-1] if progress.done else "none"
             raise RawError(f"only the last boot can be measured again: expected {last}, seen {name}")
         self._abort(self.path / "boots" / name, reason)
+        # the report says so: measuring until it fits would be no measuring
+        self.amend(redone=[*self.manifest().get("redone", []), {"boot": name, "reason": reason}])
         (self.path / _SUMS).unlink(missing_ok=True)
         progress = replace(progress, done=progress.done[:-1])
         self.save(progress)
@@ -402,7 +421,9 @@ class RawCampaign:
 
 def newest(base: Path, name: str) -> Path | None:
     """Return the newest campaign of that name below ``base``; directories sort by the time in their name."""
-    found = sorted(path.parent for path in base.glob(f"*-{name}/campaign.json"))
+    # the whole name: "mtp" is not "table-mtp"
+    whole = re.compile(rf"\d{{8}}-\d{{6}}-{re.escape(name)}")
+    found = sorted(path.parent for path in base.glob(f"*-{name}/campaign.json") if whole.fullmatch(path.parent.name))
     return found[-1] if found else None
 
 

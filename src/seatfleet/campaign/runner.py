@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ from ..core.seat.manifest import Manifest
 from . import host as machine
 from . import observe, parity
 from .canary import Answers, check_answers
-from .definition import Definition
+from .definition import Definition, changed_fields
 from .load import CellRun, LoadClient, Target
 from .pages import Pages
 from .parity import ArmConfig, Deployment, Refusal
@@ -89,7 +90,7 @@ class Runner:
         with self._locked():
             try:
                 self._measure_all()
-                self.control.discard()
+                self.control.discard(self.raw.path.name)
             except Interrupted as error:
                 self.restoring = True
                 self.raw.clear_partial(f"interrupted by {error}")
@@ -149,12 +150,13 @@ class Runner:
             self._create(live)
         manifest = self.raw.manifest()
         configs = self.configs(live, manifest["overrides"])
+        # before anything is compared: an arm may have other cards than the live seat
+        self.control.gpus = _cards(configs.values()) or self.control.gpus
         self._refuse_changes(manifest, live, configs)
         if self.raw.progress().next_slot is None:
             self.raw.seal()
             self.say(f"campaign {self.raw.path.name} was complete already")
             return
-        self.control.gpus = _cards(configs.values()) or self.control.gpus
         self._refuse_gpus_in_use()
         self.control.clear()
         rest = machine.look(self.control.gpus)
@@ -182,6 +184,8 @@ class Runner:
         configs = {arm.id: parity.derive_arm(live, arm, keys, overrides) for arm in self.definition.arms}
         parity.refuse_base_mismatch(configs.values())
         parity.refuse_startup_plan(configs.values())
+        if not self.definition.synthetic:
+            parity.refuse_synthetic(configs.values())
         return configs
 
     def _create(self, live: Deployment) -> None:
@@ -228,15 +232,28 @@ class Runner:
         return {"port": shadow.port, "env:CUDA_VISIBLE_DEVICES": visible}
 
     def _refuse_changes(self, manifest: Mapping[str, Any], live: Deployment, configs: Mapping[str, ArmConfig]) -> None:
-        """Refuse to go on with another client, release or machine than the boots that are there (R1, R4)."""
+        """Refuse to go on with another definition, client, release or machine than the campaign began with."""
+        changed = changed_fields(manifest["definition"], json.loads(json.dumps(self.written)))
+        if changed:
+            fields = "; ".join(
+                f"{name}: expected {manifest['definition'].get(name)!r}, seen {self.written.get(name)!r}"
+                for name in changed
+            )
+            raise Refusal(
+                "R5 definition", f"the definition changed since the campaign began ({fields}); begin a new one"
+            )
         if manifest["client"]["sha256"] != client_sha256():
             raise Refusal("R1 harness", "the client changed since the campaign began; begin a new one")
         if manifest["identity"] != dict(live.identity):
             raise Refusal("R4 provenance", f"the seat changed: expected {manifest['identity']}, seen {live.identity}")
+        for name, arm in manifest["arms"].items():
+            # also before the first boot: the KV pin was searched for with what was live then
+            if arm["argv_hash"] != configs[name].argv_hash:
+                raise Refusal("R3 base", f"arm {name} was something else when the campaign began than is live now")
         for boot in self.raw.boots():
             info = self.raw.boot(boot)
-            if info["base_hash"] != configs[info["arm"]].base_hash:
-                raise Refusal("R3 base", f"boot {boot} has another base than the live deployment gives now")
+            if info["argv_hash"] != configs[info["arm"]].argv_hash:
+                raise Refusal("R3 base", f"boot {boot} was something else than the live deployment gives now")
             provenance = self._provenance()
             if {**info["provenance"], "vllm_version": None} != {**provenance, "vllm_version": None}:
                 raise Refusal("R4 provenance", f"boot {boot}: expected {info['provenance']}, seen {provenance}")
@@ -252,27 +269,34 @@ class Runner:
         pin = self.configs(live, overrides)[self.definition.control].settings.get("kv-cache-memory-bytes")
         if not isinstance(pin, int):
             raise Refusal("R15 no pin", f"kv_pin needs a seat with kv_cache_memory; the live one has {pin!r}")
-        heaviest = max(self.definition.arms, key=lambda arm: arm.draft_tokens)
+        # which of several arms with as many drafts needs most memory is not known, so all of them must serve
+        most = max(arm.draft_tokens for arm in self.definition.arms)
+        heaviest = [arm.id for arm in self.definition.arms if arm.draft_tokens == most]
         tried: list[dict[str, Any]] = []
         while pin >= wanted.minimum:
             configs = self.configs(live, {**overrides, "kv-cache-memory-bytes": pin})
-            problem, free = self._try_pin(configs[heaviest.id], wanted.margin, rest)
-            tried.append({"arm": heaviest.id, "pin_bytes": pin, "problem": problem, "free_mib": free})
-            self.say(f"step 0: {heaviest.id} with a KV pin of {pin / machine.MIB:.0f} MiB: {problem or 'serves'}")
+            problem: str | None = None
+            for arm in heaviest:
+                problem, free = self._try_pin(configs[arm], wanted.margin, rest)
+                tried.append({"arm": arm, "pin_bytes": pin, "problem": problem, "free_mib": free})
+                self.say(f"step 0: {arm} with a KV pin of {pin / machine.MIB:.0f} MiB: {problem or 'serves'}")
+                if problem is not None:
+                    break
             if problem is None:
                 arms = {name: {"argv_hash": c.argv_hash, "base_hash": c.base_hash} for name, c in configs.items()}
                 overrides["kv-cache-memory-bytes"] = pin
                 self.raw.amend(overrides=overrides, kv_pin_search=tried, arms=arms)
                 return configs
             pin -= wanted.step
-        raise Refusal("R15 no pin", f"{heaviest.id} does not serve with any pin down to {wanted.minimum}: {tried}")
+        names = ", ".join(heaviest)
+        raise Refusal("R15 no pin", f"{names}: no pin down to {wanted.minimum} serves: {tried}")
 
     def _try_pin(self, config: ArmConfig, margin: int, rest: machine.Calm) -> tuple[str | None, float | None]:
         try:
-            with _Boot(self, config, f"{config.arm}-pin", rest) as boot:
+            with _Boot(self, config, self._cache(f"{config.arm}-pin"), rest) as boot:
                 boot.warm_up(self._load_shapes(boot))
                 free = machine.free_gpu_mib(self.control.gpus)
-        except (SeatFailed, SeatError, httpx.HTTPError) as error:
+        except (SeatFailed, SeatError, MetricsError, httpx.HTTPError) as error:
             return str(error), None
         if free is not None and free * machine.MIB < margin:
             return f"only {free:.0f} MiB of GPU memory are free", free
@@ -282,8 +306,12 @@ class Runner:
         """Boot every arm once unmeasured, so that no measured boot pays for compiling (policy persist)."""
         for arm, config in configs.items():
             self.say(f"warm-up boot of {arm}")
-            with _Boot(self, config, arm, rest) as boot:
+            with _Boot(self, config, self._cache(arm), rest) as boot:
                 boot.warm_up(self._load_shapes(boot))
+
+    def _cache(self, arm: str) -> str:
+        """Name a compile cache: of this campaign only, since an arm of the same name in another is another arm."""
+        return f"{self.raw.path.name}/{arm}"
 
     def _load_shapes(self, boot: _Boot) -> dict[str, Shape]:
         """Return the prompts; long documents are sized by the seat's own tokenizer, so a seat must run."""
@@ -317,7 +345,7 @@ class Runner:
         began = time.monotonic()
         progress = self.raw.progress()
         fresh = self.definition.compile_cache == "fresh"
-        cache = f"{slot.arm}-{slot.index}" if fresh else slot.arm
+        cache = self._cache(f"{slot.arm}-{slot.index}" if fresh else slot.arm)
         self._announce(slot)
         writer = self.raw.begin(slot.directory)
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -356,9 +384,9 @@ class Runner:
                 "compile_cache": {"policy": self.definition.compile_cache, "root": self.control.cache_root(cache)},
                 "canary_before": before,
                 "canary_after": boot.canary(),
-                "log_kept": True,
             }
             lines = self.control.log()
+            info["log_kept"] = bool(lines)
             writer.file("log_start.txt.gz", pack("\n".join(lines[: boot.ready_lines]).encode()))
             writer.file("log_after_ready.txt.gz", pack("\n".join(lines[boot.ready_lines :]).encode()))
         took = time.monotonic() - began

@@ -22,7 +22,7 @@ from ..clients.systemd import UnitState
 from ..core.host.sockets import cgroup_of
 from ..core.seat.flow_yaml import dump_mapping
 from ..core.seat.manifest import Manifest, Speculation
-from .parity import ArmConfig, Deployment, digest
+from .parity import ArmConfig, Deployment, changed_env, digest
 
 STOP_LIMIT_S = 60.0
 #: Root of one arm's compile caches, by variable: vLLM's cache does not know the number of draft tokens, and a shared
@@ -73,8 +73,8 @@ class SeatControl(Protocol):
     def restore(self) -> None:
         """Bring production back, whatever state the campaign left."""
 
-    def discard(self) -> None:
-        """Remove what a finished campaign needs no more."""
+    def discard(self, campaign: str) -> None:
+        """Remove what this finished campaign needs no more; another one of the seat may still go on."""
 
 
 def engine_config(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,13 +203,14 @@ class LocalSeat:
         config_file = self.work / f"{config.arm}.yaml"
         config_file.write_text(dump_mapping(engine_config(config.settings)), encoding="utf-8")
         roots = {name: f"{self.cache_root(cache)}/{folder}" for name, folder in CACHE_FOLDERS.items()}
-        environment = {**os.environ, **self._content.get("env", {}), **config.env, **roots}
+        given = {str(name): str(value) for name, value in (self._content.get("env") or {}).items()}
+        environment = {**changed_env(config, {**os.environ, **given}), **roots}
         self._starts += 1
         with self._log_file.open("wb") as log:
             self._started_s = time.monotonic()
             self._process = subprocess.Popen(
                 [*self._content["executable"], "--config", str(config_file)],
-                env={name: str(value) for name, value in environment.items()},
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -262,9 +263,9 @@ class LocalSeat:
         """Stop what runs: a local seat has no production."""
         self.stop()
 
-    def discard(self) -> None:
+    def discard(self, campaign: str) -> None:
         """Remove the compile caches."""
-        shutil.rmtree(self.work / "caches", ignore_errors=True)
+        shutil.rmtree(self.cache_root(campaign), ignore_errors=True)
 
 
 def model_digest(path: Path) -> str:

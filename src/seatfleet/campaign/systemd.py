@@ -30,7 +30,7 @@ from ..core.seat.generations import EVIDENCE_FILE
 from ..core.seat.manifest import Manifest, read_api_key
 from ..core.seat.render import GENERATION_VARIABLE, RELEASE_VARIABLE, render_environment
 from ..core.seat.rollout import RolloutError
-from .parity import ArmConfig, Deployment, Refusal, canonical_env
+from .parity import ArmConfig, Deployment, Refusal, changed_env
 from .seats import CACHE_FOLDERS, STOP_LIMIT_S, SeatFailed, arm_manifest, engine_config, model_digest
 
 CAMPAIGNS = "/var/lib/seatfleet/campaigns"
@@ -112,15 +112,11 @@ def _cache_home(seat: str) -> str:
     return f"/var/cache/{CACHE_NAME}/{seat}"
 
 
-def arm_environment(
-    production: Mapping[str, str], config: ArmConfig, live_env: Mapping[str, str], seat: str, cache: str
-) -> dict[str, str]:
+def arm_environment(production: Mapping[str, str], config: ArmConfig, seat: str, cache: str) -> dict[str, str]:
     """Return the environment of an arm: production's, the arm's changes, cache roots of its own."""
     home = _cache_home(seat)
-    environment = {name: value.replace(f"{CACHE}/{seat}", home) for name, value in production.items()}
-    for name in live_env.keys() - config.env.keys():
-        environment.pop(name, None)
-    environment |= {name: value for name, value in config.env.items() if live_env.get(name) != value}
+    moved = {name: value.replace(f"{CACHE}/{seat}", home) for name, value in production.items()}
+    environment = changed_env(config, moved)
     roots = {name: f"{home}/{cache}/{folder}" for name, folder in _CACHE_VARIABLES.items() if name in environment}
     return {**environment, **roots, GENERATION_VARIABLE: config.argv_hash[:12]}
 
@@ -227,11 +223,11 @@ class SystemdSeat:
 
     def start(self, config: ArmConfig, cache: str) -> None:
         """Write the arm's generation and unit, and start it."""
-        manifest, live = self._manifest(), self.live()
+        manifest = self._manifest()
         self._port = int(config.settings["port"])
         directory = self.home / "arms" / config.arm
         directory.mkdir(parents=True, exist_ok=True)
-        environment = arm_environment(manifest["environment"], config, canonical_env(live.env), self.seat, cache)
+        environment = arm_environment(manifest["environment"], config, self.seat, cache)
         (directory / "vllm.yaml").write_text(dump_mapping(engine_config(config.settings)), encoding="utf-8")
         (directory / "seat.env").write_text(render_environment(environment), encoding="utf-8")
         _link(directory / "release", Path(environment[RELEASE_VARIABLE]))
@@ -291,16 +287,21 @@ class SystemdSeat:
         with suppress(SeatFailed):
             self.stop()
         self.unit_file.unlink(missing_ok=True)
-        self.machine.reload(campaign_unit(self.seat))
+        self._reload(campaign_unit(self.seat))
         if not self.shadow:
-            self.machine.reload(unit_name(self.seat))
+            self._reload(unit_name(self.seat))
             self.machine.start(unit_name(self.seat))
 
-    def discard(self) -> None:
-        """Remove the arms and their compile caches; until the last boot they are needed to go on."""
+    def _reload(self, unit: str) -> None:
+        # a manager that is slow to read its files again must not keep production down
+        with suppress(subprocess.SubprocessError):
+            self.machine.reload(unit)
+
+    def discard(self, campaign: str) -> None:
+        """Remove the arms and this campaign's compile caches; until the last boot they are needed to go on."""
         (self.home / "live").unlink(missing_ok=True)
         shutil.rmtree(self.home / "arms", ignore_errors=True)
-        shutil.rmtree(self.root / _cache_home(self.seat).lstrip("/"), ignore_errors=True)
+        shutil.rmtree(self.root / self.cache_root(campaign).lstrip("/"), ignore_errors=True)
 
 
 def _link(link: Path, target: Path) -> None:

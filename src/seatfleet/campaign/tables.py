@@ -40,6 +40,8 @@ def cell_table(measured: Measured) -> list[Row]:
 
 def acceptance_table(measured: Measured) -> list[Row]:
     """One row per speculative arm and shape: acceptance length, per position, and tokens per chunk beside it."""
+    if measured.definition.synthetic:
+        return []
     rows: list[Row] = []
     for arm in measured.definition.arms:
         for use in measured.definition.shapes:
@@ -83,6 +85,8 @@ def _arm_value(measured: Measured, arm: str, key: CellKey, metric: str) -> float
 
 def step_table(measured: Measured) -> list[Row]:
     """Step time, acceptance and break-even per arm and cell: why an arm wins or loses."""
+    if measured.definition.synthetic:
+        return []
     rows: list[Row] = []
     for key in measured.cell_keys():
         off = _arm_value(measured, measured.definition.control, key, "step_ms")
@@ -173,6 +177,9 @@ def dense_levers(measured: Measured) -> list[Row]:
     arms = measured.definition.amortization
     if arms is None:
         return []
+    void = [name for name in asdict(arms).values() if name in measured.voids.arms]
+    if void:
+        return [{"shape": use.name, "refused": f"void: {', '.join(void)}"} for use in measured.definition.shapes]
     rows: list[Row] = []
     for use in measured.definition.shapes:
         key = (use.name, 1)
@@ -201,9 +208,14 @@ def dense_levers(measured: Measured) -> list[Row]:
 def sentences(definition: Definition) -> list[str]:
     """Sentences on what verification multiplies on this model."""
     facts = definition.model_facts
+    synthetic = (
+        "Acceptance is fabricated in this campaign (synthetic): its speeds are what a drafter with such an acceptance "
+        "would give, and nothing in it says anything about a drafter, or about speed with real acceptance."
+    )
+    found = [synthetic] if definition.synthetic else []
     if facts is None:
-        return []
-    return [
+        return found
+    return found + [
         amortization.amplification_sentence(facts.experts, facts.active_experts, k, facts.host_table)
         for k in sorted({arm.draft_tokens for arm in definition.arms if arm.draft_tokens})
     ]
@@ -222,7 +234,7 @@ def arm_table(measured: Measured) -> list[Row]:
         rows.append(
             {
                 "id": arm.id,
-                "values": dict(arm.values),
+                "values": {key: value for key, value in arm.values.items() if key in measured.definition.studied_keys},
                 "argv_hash": first["argv_hash"] if first else None,
                 "base_hash": first["base_hash"] if first else None,
                 "changes": first["changes"] if first else {},

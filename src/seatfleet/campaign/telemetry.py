@@ -32,10 +32,13 @@ BUSY_PCT = 10.0
 
 @dataclass(frozen=True)
 class Summary:
-    """One boot's telemetry over all its GPUs; None where the card does not report it (GB10 has no memory figures)."""
+    """One boot's telemetry over all its GPUs; None where the card does not report it (GB10 has no memory figures).
+
+    ``throttled`` and ``sm_mhz`` are those of the slowest card: all others wait for it in every step.
+    """
 
     samples: int
-    throttled: float
+    throttled: float | None
     sm_mhz: float | None
     temp_c_max: float | None
     power_w_mean: float | None
@@ -137,8 +140,14 @@ def summarize(text: str) -> Summary | None:
     rows = list(csv.DictReader(io.StringIO(text)))
     if not rows:
         return None
-    masks = [int(row["throttle_mask"], 16) for row in rows if row["throttle_mask"]]
-    busy = [row for row in rows if (number(row["util_pct"]) or 0.0) >= BUSY_PCT] or rows
+    cards = [[row for row in rows if row["gpu"] == gpu] for gpu in dict.fromkeys(row["gpu"] for row in rows)]
+    shares = []
+    for card in cards:
+        masks = [int(row["throttle_mask"], 16) for row in card if row["throttle_mask"]]
+        if masks:
+            shares.append(sum(bool(mask & THERMAL) for mask in masks) / len(masks))
+
+    working = [[row for row in card if (number(row["util_pct"]) or 0.0) >= BUSY_PCT] for card in cards]
 
     def values(name: str, source: Sequence[dict[str, str]] = rows) -> list[float]:
         return [value for row in source if (value := number(row[name])) is not None]
@@ -147,11 +156,11 @@ def summarize(text: str) -> Summary | None:
         found = values(name)
         return fmean(found) if found else None
 
-    clocks = values("sm_mhz", busy)
+    clocks = [median(found) for card in (working if any(working) else cards) if (found := values("sm_mhz", card))]
     return Summary(
         samples=len(rows),
-        throttled=sum(bool(mask & THERMAL) for mask in masks) / len(masks) if masks else 0.0,
-        sm_mhz=median(clocks) if clocks else None,
+        throttled=max(shares, default=None),
+        sm_mhz=min(clocks, default=None),
         temp_c_max=max(values("temp_c"), default=None),
         power_w_mean=mean("power_w"),
         mem_used_mib_max=max(values("mem_used_mib"), default=None),

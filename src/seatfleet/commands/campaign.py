@@ -69,11 +69,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _raw_arguments(status)
     status.add_argument("--name", help="with --base: name of the campaign")
     status.add_argument("--json", action="store_true", help="print as JSON")
+    status.add_argument("--definition", type=Path, metavar="FILE", help="also name the fields that are not as begun")
+    _newer_argument(status)
 
     wait = verbs.add_parser("wait", help="wait for boots")
     _raw_arguments(wait)
     wait.add_argument("--name", help="with --base: name of the campaign")
     wait.add_argument("--boots", type=int, required=True, metavar="N", help="return when so many are complete")
+    _newer_argument(wait)
 
     report = verbs.add_parser("report", help="analyse raw data")
     report.add_argument("raw", type=Path)
@@ -110,6 +113,10 @@ def _raw_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--base", type=Path, metavar="DIR", help="directory of campaigns: the newest of that name")
 
 
+def _newer_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--other-than", metavar="ID", help="with --base: this one is not meant, a new one has begun")
+
+
 def _definition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--definition", type=Path, required=True, metavar="FILE", help="YAML or JSON with a mapping `campaigns`"
@@ -143,6 +150,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"seatctl campaign: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except SeatFailed as error:
+        print(f"seatctl campaign: stopped: {error}. What is complete is kept; run it again to go on.", file=sys.stderr)
+        return EXIT_STOPPED
+    except OSError as error:
+        if args.campaign_verb != "run":
+            raise
         print(f"seatctl campaign: stopped: {error}. What is complete is kept; run it again to go on.", file=sys.stderr)
         return EXIT_STOPPED
     except RawError as error:
@@ -200,6 +212,9 @@ def _run(args: argparse.Namespace) -> int:
     from seatfleet.campaign.runner import Interrupted, Runner
 
     definition, written = _read_definition(args.definition, args.name)
+    if args.seat not in (None, definition.seat):
+        subject = f"campaign {args.name}"
+        raise ProblemsError([Problem(str(args.definition), subject, "seat", f"{args.seat}, as asked", definition.seat)])
 
     raw = args.raw or directory_for(args.base, args.name, datetime.now(UTC), new=args.new)
     runner = Runner(
@@ -243,7 +258,8 @@ def _known_raw(args: argparse.Namespace) -> Path | None:
         return Path(args.raw)
     if args.name is None:
         raise ProblemsError([Problem("", "seatctl campaign", "--name", "a name beside --base", "nothing")])
-    return newest(args.base, args.name)
+    found = newest(args.base, args.name)
+    return None if found is None or found.name == args.other_than else found
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -252,6 +268,11 @@ def _status(args: argparse.Namespace) -> int:
 
     raw = _known_raw(args)
     found = None if raw is None else progress(RawCampaign(raw))
+    if raw is not None and found is not None and args.definition is not None:
+        from seatfleet.campaign.definition import changed_fields
+
+        _, written = _read_definition(args.definition, args.name)
+        found["changed"] = changed_fields(RawCampaign(raw).manifest()["definition"], json.loads(json.dumps(written)))
     if args.json:
         print(json.dumps(found, indent=1))
     else:

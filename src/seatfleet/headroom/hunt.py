@@ -32,7 +32,7 @@ from ..core.health.headroom import (
 from ..core.host.tenants import APPS_QUERY, Tenant, names, parse_apps
 from ..core.units import GIB
 from .oracle import oracle
-from .prober import Prober
+from .prober import ARM, Prober
 
 SCHEMA = "seatfleet.headroom/1"
 EVIDENCE = "evidence.json"
@@ -99,7 +99,7 @@ class Hunt:
             return self._search(live)
         finally:
             control.restore()
-            control.discard()
+            control.discard(ARM)
 
     def _search(self, live: Deployment) -> dict[str, Any]:
         began = self.clock()
