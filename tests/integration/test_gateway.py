@@ -392,12 +392,13 @@ def test_rotation_overlaps(registered: Fleet) -> None:
     key = registered.wanted_key(value=new)
     with pytest.raises(GatewayError, match="seat_alias_rotate_keys"):
         registered.grant(key)
-    options = replace(registered.quick, rotate=True, overlap="3s")
+    options = replace(registered.quick, rotate=True, overlap="20s")
     sync_keys(registered.gateway, [key], registered.host, [registered.alias], options=options)
     assert (registered.call(new), registered.call()) == ("ok", "ok")
-    time.sleep(4)
-    assert registered.call(new) == "ok"
-    assert registered.call() == "key_expired"
+    end = time.monotonic() + 120
+    while (old := registered.call()) == "ok" and time.monotonic() < end:
+        time.sleep(1)
+    assert (registered.call(new), old) == ("ok", "key_expired")
 
 
 def test_a_rotation_keeps_what_was_closed_closed_and_what_was_spent_spent(registered: Fleet) -> None:
@@ -584,7 +585,7 @@ def test_a_closed_alias_lets_streams_end_and_tells_others_when_to_repeat(
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "15")
         assert "seat_draining" in answer.text
         # LiteLLM's own repetitions would have taken twice the Retry-After.
-        assert answer.elapsed.total_seconds() < 15
+        assert answer.elapsed.total_seconds() < 30
         assert stream.runs
         registered.seat.pace_s = 0
         # Closed twice is closed; and to the keys nothing has changed.

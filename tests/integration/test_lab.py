@@ -25,7 +25,7 @@ class LabUnderTest:
     def try_(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "SEATFLEET_LAB": str(self.lab.state)}
         command = [str(PROJECT / "lab" / "lab"), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
     def __call__(self, *arguments: str) -> str:
         done = self.try_(*arguments)
@@ -219,7 +219,7 @@ def test_two_at_once_boot_one_host(second: LabUnderTest) -> None:
     command = [str(PROJECT / "lab" / "lab"), "up", "spark-1"]
     environment = {**os.environ, "SEATFLEET_LAB": str(second.lab.state)}
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert [process.wait(timeout=600) for process in both] == [0, 0]
     for process in both:
         process.communicate()
     assert second("ssh", "spark-1", "journalctl --list-boots -q --no-pager | wc -l") == "1"
@@ -284,6 +284,6 @@ def test_env_makes_ansible_find_the_lab(second: LabUnderTest, tmp_path: Path) ->
     second("up", "gw-1")
     script = f"cd {tmp_path} && . {PROJECT}/lab/env && exec ansible gw-1 -m ansible.builtin.command -a hostname"
     environment = {**os.environ, "SEATFLEET_LAB": str(second.lab.state)}
-    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gw-1" in done.stdout

@@ -110,6 +110,7 @@ class FakeVllm:
     """The server. ``behaviour`` may be changed while it runs."""
 
     behaviour: Behaviour = field(default_factory=Behaviour)
+    port: int = 0
     counters: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -132,8 +133,12 @@ class FakeVllm:
 
         self.lock = threading.Lock()
         self.lanes = threading.Semaphore(self.behaviour.lanes)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # of the 5 that are usual, the next connection waits a second
+
+        self.server = Server(("127.0.0.1", self.port), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self.thread.start()
         return self

@@ -86,7 +86,8 @@ class StubSeat:
         self.answer: Callable[[dict[str, Any]], Answer] = words
         self.fail: dict[str, tuple[int, str]] = {}  # path -> (status, body)
         self.before_generation: Callable[[int], None] = lambda number: None
-        self.after_generation: Callable[[int], None] = lambda number: None
+        self.after_generation: Callable[[int], None] = lambda number: None  # just before the end of the answer is sent
+        self.books_late_s: float | None = None  # vLLM may book a request only after its answer has ended
         self.cut_after: int | None = None  # pieces, then the connection is closed
         self.stream_error = ""
         self.merge_pieces = 1  # steps per piece of a stream: more than one when the server falls behind
@@ -117,8 +118,11 @@ class StubSeat:
             def do_POST(self) -> None:
                 stub.post(self)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # of the 5 that are usual, the next connection waits a second
+
+        self.server = Server(("127.0.0.1", port), Handler)
         self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that gave up are the point
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -224,12 +228,19 @@ class StubSeat:
         time.sleep(self.ttft(warm))
         ids = [int.from_bytes(piece.encode(), "big") % 50_000 for piece in answer.pieces]
         if body.get("stream"):
-            self._stream(handler, body, answer, prompt, ids)
+            end = self._stream(handler, body, answer, prompt, ids)
         else:
-            self._whole(handler, body, answer, prompt, ids, hits)
+            end = self._whole(handler, body, answer, prompt, ids, hits)
+        # The caller reads counters as soon as it has the end: what belongs to this answer must have happened by then.
+        if self.books_late_s is not None:
+            end()
+            handler.wfile.flush()
+            time.sleep(self.books_late_s)
         with self._lock:
             self._book(number % self.engines, prompt, len(answer.pieces), hits)
         self.after_generation(number)
+        if self.books_late_s is None:
+            end()
 
     def _book(self, engine: int, prompt: int, tokens: int, hits: int) -> None:
         counts = self.counts[engine]
@@ -288,7 +299,8 @@ class StubSeat:
 
     def _whole(
         self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list[int], hits: int
-    ) -> None:
+    ) -> Callable[[], None]:
+        """Return what sends the answer."""
         message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.pieces)}
         if answer.tool_calls:
             message["tool_calls"] = self._tools(answer)
@@ -300,9 +312,13 @@ class StubSeat:
             "token_ids": ids,
         }
         usage = {**self._usage(prompt, answer), "prompt_tokens_details": {"cached_tokens": hits}}
-        self.send(handler, 200, json.dumps({"model": body["model"], "choices": [choice], "usage": usage}))
+        text = json.dumps({"model": body["model"], "choices": [choice], "usage": usage})
+        return lambda: self.send(handler, 200, text)
 
-    def _stream(self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list[int]) -> None:
+    def _stream(
+        self, handler: Any, body: dict[str, Any], answer: Answer, prompt: int, ids: list[int]
+    ) -> Callable[[], None]:
+        """Send all but the end of the stream; return what sends that."""
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Connection", "close")
@@ -315,14 +331,12 @@ class StubSeat:
         base = {"model": body["model"]}
         event({**base, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         if self.stream_error:
-            event({"error": {"message": self.stream_error, "code": 500}})
-            handler.wfile.write(b"data: [DONE]\n\n")
-            return
+            return lambda: event({"error": {"message": self.stream_error, "code": 500}})
         logprobs = self._logprobs(body, answer)
         done = 0
         for number, size in enumerate(self._steps(len(ids))):
             if self.cut_after is not None and number >= self.cut_after:
-                return
+                return lambda: None
             part = slice(done, done + size)
             choice = {
                 "index": 0,
@@ -339,9 +353,13 @@ class StubSeat:
             )
         event({**base, "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": answer.finish_reason}]})
         event({**base, "choices": [], "usage": self._usage(prompt, answer)})
-        handler.wfile.write(b"data: [DONE]\n\n")
+        return lambda: handler.wfile.write(b"data: [DONE]\n\n")
 
     def metrics(self) -> str:
+        with self._lock:  # else a request may be booked by half
+            return self._page()
+
+    def _page(self) -> str:
         lines = [f"process_start_time_seconds {self.start_time}"]
         for engine in range(self.engines):
             counts = self.counts[engine]
@@ -382,6 +400,8 @@ class FakeHost:
     def __init__(self) -> None:
         self.state: UnitState | None = RUNNING
         self.owners = [Owner(100, "vllm", CGROUP)]
+        self.looks = 0
+        self.before_look: Callable[[int], None] = lambda number: None  # of each look at the port
         self.lines: list[str] = []
         self.compiler = True
 
@@ -389,6 +409,8 @@ class FakeHost:
         return self.state
 
     def listeners(self, port: int) -> list[Owner]:
+        self.looks += 1
+        self.before_look(self.looks)
         return self.owners
 
     def journal(self, state: UnitState, pattern: str | None = None) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from campaign_fake import MODEL, Behaviour, FakeVllm
 from campaign_raw import World, make_raw
+from ports import unused_port
 
 from seatfleet.campaign.definition import load_definition
 from seatfleet.campaign.plan import DESIGNS, duration, make_plan
@@ -102,46 +104,36 @@ def test_a_wrong_definition_is_input_not_a_crash(
 # --- run: a real process, killed in the middle
 
 SERVER = """
-import signal, sys, threading
+import pathlib, signal, sys, time
 sys.path.insert(0, {tests!r})
 import yaml
 from campaign_fake import Behaviour, FakeVllm
-import http.server
 config = yaml.safe_load(open(sys.argv[sys.argv.index("--config") + 1]))
 k = (config.get("speculative-config") or {{}}).get("num_speculative_tokens", 0)
-original = http.server.ThreadingHTTPServer.__init__
-import campaign_fake
-class Server(http.server.ThreadingHTTPServer):
-    def __init__(self, address, handler):
-        super().__init__(("127.0.0.1", config["port"]), handler)
-campaign_fake.ThreadingHTTPServer = Server
 print("non-default args", flush=True)
-with FakeVllm(Behaviour(k=k, accepted=(k,), step_s={step})):
+here = pathlib.Path({here!r})
+class Server(FakeVllm):
+    def post(self, handler, body):
+        while k and (here / "hang").exists() and any(here.glob("raw/boots/.partial-*/scrapes/*")):
+            time.sleep(0.02)
+        super().post(handler, body)
+with Server(Behaviour(k=k, accepted=(k,)), config["port"]):
     signal.sigwait([signal.SIGTERM])
 """
 
 
 @pytest.fixture
-def live(tmp_path: Path, unused_port: int) -> Path:
+def live(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
-    (tmp_path / "server.py").write_text(SERVER.format(tests=str(Path(__file__).parent), step=0.0005))
+    (tmp_path / "server.py").write_text(SERVER.format(tests=str(Path(__file__).parent), here=str(tmp_path)))
     content = {
         "executable": [sys.executable, str(tmp_path / "server.py")],
-        "config": {"model": str(tmp_path / "model"), "served-model-name": [MODEL], "port": unused_port},
+        "config": {"model": str(tmp_path / "model"), "served-model-name": [MODEL], "port": unused_port()},
         "env": {"PYTHONPATH": os.pathsep.join(sys.path)},
     }
     path = tmp_path / "live.yml"
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(raw: Path, file: Path, live: Path) -> subprocess.Popen[str]:
@@ -168,11 +160,12 @@ def lines_until(child: subprocess.Popen[str], text: str) -> list[str]:
 
 def servers(live: Path) -> list[int]:
     needle = str(live.with_name("server.py")).encode()
-    return [
-        int(p.parent.name)
-        for p in Path("/proc").glob("[0-9]*/cmdline")
-        if needle in (p.read_bytes() if p.exists() else b"")
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile, which others do all the time
+            if needle in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -180,9 +173,10 @@ def test_a_killed_campaign_leaves_whole_boots_and_goes_on(
     tmp_path: Path, file: Path, live: Path, capsys: pytest.CaptureFixture[str], how: signal.Signals
 ):
     raw = tmp_path / "raw"
+    (tmp_path / "hang").touch()  # in the middle of the second boot, which might else be complete before the signal
     child = start(raw, file, live)
     lines_until(child, "boot 2 of 3: k2")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not list((raw / "boots").glob(".partial-*/scrapes/*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     first = {p: p.read_bytes() for p in (raw / "boots/00_off_1").rglob("*") if p.is_file()}
@@ -196,6 +190,7 @@ def test_a_killed_campaign_leaves_whole_boots_and_goes_on(
     assert seatctl("status", raw) == 0
     assert "1 of 3 boots, stopped before 01_k2_1" in capsys.readouterr().out
 
+    (tmp_path / "hang").unlink()
     again = start(raw, file, live)
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0, output

@@ -27,7 +27,7 @@ PROMPTS = [Prompt(f"p{i}", ({"role": "user", "content": f"number {i}"},), 9) for
 
 def cell(behaviour: Behaviour, concurrency: int = 1, prompts: list[Prompt] = PROMPTS, **options: object) -> CellRun:
     with FakeVllm(behaviour) as fake:
-        client = LoadClient(Target(fake.url, MODEL, behaviour.api_key), {"temperature": 0.0}, silence_s=5)
+        client = LoadClient(Target(fake.url, MODEL, behaviour.api_key), {"temperature": 0.0}, silence_s=60)
         run = asyncio.run(client.cell(prompts, concurrency, **options))
         cell.seen = fake.seen
         return run
@@ -91,9 +91,7 @@ def test_concurrency_is_a_limit():
 
 def test_a_planted_delay_is_inside_the_measured_time():
     plain, late = cell(Behaviour()), cell(Behaviour(), planted_delay_s=0.03)
-    slow = [(r.t_first_delta_ns - r.t_send_ns) / 1e9 for r in late.requests]
-    fast = [(r.t_first_delta_ns - r.t_send_ns) / 1e9 for r in plain.requests]
-    assert min(slow) >= 0.03 and sorted(slow)[6] - sorted(fast)[6] == pytest.approx(0.03, abs=0.015)
+    assert all(r.t_headers_ns - r.t_send_ns >= 0.03e9 for r in late.requests)
     assert late.requests[0].planted_delay_ns == 30_000_000 and plain.requests[0].planted_delay_ns == 0
 
 
@@ -129,7 +127,7 @@ def test_the_key_is_sent_and_never_recorded():
 
 
 def test_a_silent_seat_is_an_error_not_a_wait_for_ever():
-    with FakeVllm(Behaviour(ttft_s=2.0)) as fake:
+    with FakeVllm(Behaviour(ttft_s=60.0)) as fake:
         client = LoadClient(Target(fake.url, MODEL), {}, silence_s=0.2)
         run = asyncio.run(client.cell(PROMPTS[:1], 1))
     assert "ReadTimeout" in run.requests[0].error and not run.requests[0].ok

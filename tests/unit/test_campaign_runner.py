@@ -198,10 +198,10 @@ def test_a_signal_ends_the_campaign_wherever_it_arrives(tmp_path: Path, monkeypa
     async def cell(self: LoadClient, prompts: Any, concurrency: int, **options: Any) -> CellRun:
         if when == "in a callback":
             asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGALRM)
-            await asyncio.sleep(20)
+            await asyncio.sleep(120)
         if when == "while waiting":
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            await asyncio.sleep(20)
+            await asyncio.sleep(120)
         return await original(self, prompts, concurrency, **options)
 
     monkeypatch.setattr(LoadClient, "cell", cell)
@@ -216,7 +216,7 @@ def test_a_signal_ends_the_campaign_wherever_it_arrives(tmp_path: Path, monkeypa
             runner.run()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100
     assert runner.raw.boots() == () and seat.restored == 1 and seat.server is None
 
 

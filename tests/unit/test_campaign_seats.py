@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +72,7 @@ def local(tmp_path: Path) -> LocalSeat:
 
 
 def wait_for(local: LocalSeat, text: str) -> str:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = [line for line in local.log() if line.startswith(text)]
         if found:
@@ -84,10 +83,9 @@ def wait_for(local: LocalSeat, text: str) -> str:
 
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening and reading
         return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
 def test_a_local_arm_starts_with_its_config_and_leaves_nothing_behind(local: LocalSeat):
@@ -103,7 +101,7 @@ def test_a_local_arm_starts_with_its_config_and_leaves_nothing_behind(local: Loc
     with pytest.raises(SeatFailed, match="still running"):
         local.start(config, "k1")
     local.stop()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not alive(child) and not alive(state.main_pid)
@@ -116,7 +114,7 @@ def test_a_local_arm_that_dies_is_seen_as_dead(local: LocalSeat):
     config = derive_arm(local.live(), Arm("k1", {KEY: MTP}), [KEY])
     local._content["executable"] = [sys.executable, "-c", "print('ValueError: no'); raise SystemExit(3)"]
     local.start(config, "k1")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while local.host().unit().running and time.monotonic() < deadline:
         time.sleep(0.02)
     state = local.host().unit()

@@ -19,6 +19,9 @@ from seatfleet.core.health import probe_report as codes
 from seatfleet.core.health.garbage import garbage
 from seatfleet.core.health.probe_report import Report
 
+# Nothing hangs here: only a loaded machine could come near them.
+PATIENT = Limits(connect=30.0, get=30.0, token=30.0, request=60.0)
+
 
 @pytest.fixture
 def stub() -> Iterator[StubSeat]:
@@ -33,9 +36,9 @@ def run(
 ) -> Report:
     host = FakeHost()
     host.compiler = compiler
-    options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=evidence)
+    options = Options(ready_timeout_s=0.5, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=evidence)
     manifest = manifest_for(stub, **{"canary": "auto", **changes})
-    with SeatClient(manifest.base_url, KEY, Limits(get=1, token=1, request=3)) as client:
+    with SeatClient(manifest.base_url, KEY, PATIENT) as client:
         return probe(manifest, client, host, options, level)
 
 

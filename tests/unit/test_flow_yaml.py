@@ -18,7 +18,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(KEYS, VALUES, max_size=8))
 def test_read_back(mapping: dict[str, object]) -> None:
     text = dump_mapping(mapping)

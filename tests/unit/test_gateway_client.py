@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -76,16 +75,15 @@ def test_a_gateway_that_is_down_is_an_error_of_its_own() -> None:
 
 
 def test_a_slow_gateway_is_an_error_without_a_second_try(stub: GatewayStub) -> None:
-    def sleep(_: GatewayStub, __: str, ___: dict[str, Any]) -> Response | None:
-        time.sleep(0.5)
-        return None
-
-    stub.hooks.append(sleep)
-    with Gateway(stub.url, MASTER, timeout_s=0.1) as client, pytest.raises(GatewayDownError) as raised:
+    given_up = threading.Event()
+    stub.hooks.append(lambda *_: None if given_up.wait(60) else pytest.fail("never given up"))
+    with Gateway(stub.url, MASTER, timeout_s=1.0) as client, pytest.raises(GatewayDownError) as raised:
         client.create_deployment(want().body(1))
-    time.sleep(0.6)
+    given_up.set()
+    with Gateway(stub.url, MASTER) as client:
+        client.list_deployments()  # after all that came before: the stub answers one at a time
     assert "in time" in str(raised.value)
-    assert stub.requests == ["POST /model/new"]
+    assert stub.requests == ["POST /model/new", "GET /model/info"]
 
 
 def test_an_existing_value_that_changed_nothing_is_detected(stub: GatewayStub, gateway: Gateway) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ports import unused_port
 from probe_stub import KEY
 
 from seatfleet.campaign.canary import Answers
@@ -56,16 +56,13 @@ class Watched(LocalSeat):
 
 @pytest.fixture
 def seat(tmp_path: Path) -> Watched:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     (tmp_path / "model").mkdir()
     content = {
         "executable": [sys.executable, str(SERVER)],
         "config": {
             "model": str(tmp_path / "model"),
             "served-model-name": ["tiny"],
-            "port": port,
+            "port": unused_port(),
             "max-model-len": 2048,
             "max-num-batched-tokens": 2048,
             "max-num-seqs": 4,
@@ -76,7 +73,7 @@ def seat(tmp_path: Path) -> Watched:
     }
     file = tmp_path / "seat.yml"
     file.write_text(yaml.safe_dump(content))
-    return Watched(file, tmp_path / "work", api_key=KEY, ready_timeout_s=20)
+    return Watched(file, tmp_path / "work", api_key=KEY, ready_timeout_s=120)
 
 
 def prober_for(seat: LocalSeat, tmp_path: Path, capture: dict[str, Any] | None = CAPTURE, **plan: Any) -> Prober:
@@ -85,7 +82,7 @@ def prober_for(seat: LocalSeat, tmp_path: Path, capture: dict[str, Any] | None =
         replay = tmp_path / "capture.json"
         replay.write_text(json.dumps(capture))
     (tmp_path / "out").mkdir(exist_ok=True)
-    made = Plan(idle_s=0.1, ready_timeout_s=20, replay=replay, **plan)
+    made = Plan(idle_s=0.1, ready_timeout_s=120, replay=replay, **plan)
     return Prober(seat, made, tmp_path / "out", say=lambda text: None, answers=lambda *_: Answers())
 
 
@@ -273,16 +270,16 @@ MEMINFO = "MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 60 kB\nCached: 1 kB\nS
 def test_the_sampler_samples_in_its_own_process(tmp_path: Path) -> None:
     from seatfleet.headroom.prober import Sampling
 
-    sampling = Sampling.start(tmp_path / "samples", [], memory_replay(tmp_path, 9 * GIB, 3 * GIB, 7 * GIB))
     began = time.monotonic_ns()
-    deadline = time.monotonic() + 10
+    sampling = Sampling.start(tmp_path / "samples", [], memory_replay(tmp_path, 9 * GIB, 3 * GIB, 7 * GIB))
+    deadline = time.monotonic() + 60
     while len(sampling.lines()) < 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert sampling.available() == 7 * GIB
     sampling.stop()
     found = sampler.least(sampling.lines(), 0, time.monotonic_ns())
     assert found["MemAvailable"]["least"] == 3 * GIB
-    assert sampler.least(sampling.lines()[1:], 0, began - 10**9)["samples"] == 0
+    assert sampler.least(sampling.lines()[1:], 0, began)["samples"] == 0
     assert "everything is a replay" in sampling.lines()[0]["missing"][0]
 
 

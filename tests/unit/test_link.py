@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ports import unused_port
 
 from seatfleet.core.host import link as work
 from seatfleet.core.host import machine
@@ -139,8 +139,7 @@ def test_messages_come_out_as_they_went_in() -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return unused_port()
 
 
 class FakeHost:

@@ -94,11 +94,11 @@ def test_probe_results(
 
 
 def test_a_probe_that_is_given_up_ends(machine: LocalMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = toolbox(tmp_path, monkeypatch, f"open({str(tmp_path / 'started')!r}, 'w'); time.sleep(60)")
+    manifest = toolbox(tmp_path, monkeypatch, f"open({str(tmp_path / 'started')!r}, 'w'); time.sleep(300)")
     begin = time.monotonic()
     with machine.probe(manifest) as run:
         assert run.poll() is None
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 100
 
 
 def test_everything_missing_is_told_at_once(

@@ -271,13 +271,13 @@ def test_a_killed_download_is_resumed(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     (tmp_path / "m.json").write_text(json.dumps(manifest.to_mapping()))
-    # The first answer stops in the middle and the process is killed while it waits to try again.
-    faults.break_at = [700_000] * 50
+    # The first answer stops in the middle, the next ones at once; the process is killed while it tries again.
+    faults.break_at = [700_000] + [0] * 50
     command = [sys.executable, "-c", CHILD, server.url, str(tmp_path / "m.json"), str(place.directory)]
     environment = {**os.environ, "PYTHONPATH": str(Path(model_fetch.__file__).parents[2])}
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     part = place.staging / f"{SHARDS[1]}.part"
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size >= 700_000) and time.monotonic() < limit:
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGKILL)
@@ -412,7 +412,7 @@ def test_from_host_to_host(source: Path, tmp_path: Path, manifest: Manifest) -> 
     arrived = tmp_path / "b" / manifest.directory
     assert models.examine(tmp_path / "b", manifest, hashes=True) == []
     assert not (arrived / "secret.txt").exists()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "the server did not end by itself"
     assert main(arguments) == 0, "already there: nothing is asked"
 

@@ -163,7 +163,7 @@ def test_a_killed_copy_is_resumed(
     listing = json.dumps(manifest.to_mapping())
     with subprocess.Popen([sys.executable, "-c", script, src, listing, str(root), str(slow)]) as process:
         first = root / "tiny" / f".staging-{manifest.revision[:12]}" / SHARDS[0]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (first.exists() and first.stat().st_size == 3_000_000):
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)

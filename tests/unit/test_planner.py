@@ -216,13 +216,13 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @given(layouts(), st.integers(0, 1 << 38), st.integers(1, 1_000_000), st.integers(0, 1 << 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_more_bytes_never_hold_less(layout: Layout, kv_bytes: int, length: int, more: int) -> None:
     assert plan(layout, kv_bytes + more, length).tokens >= plan(layout, kv_bytes, length).tokens
 
 
 @given(layouts(), st.integers(0, 1 << 38), st.integers(1, 1_000_000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_largest_length_fits_and_the_next_does_not(layout: Layout, kv_bytes: int, limit: int) -> None:
     longest = largest_length(layout, kv_bytes, limit)
     assert 0 <= longest <= limit
@@ -233,7 +233,7 @@ def test_the_largest_length_fits_and_the_next_does_not(layout: Layout, kv_bytes:
 
 
 @given(layouts(), st.integers(1, 1_000_000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_least_bytes_fit_and_one_less_does_not(layout: Layout, length: int) -> None:
     needed = least_bytes(layout, length)
     assert plan(layout, needed, length).fits
@@ -241,7 +241,7 @@ def test_the_least_bytes_fit_and_one_less_does_not(layout: Layout, length: int) 
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.sampled_from([16, 32, 64]), st.integers(1 << 20, 1 << 36))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_plain_model_wastes_less_than_a_block(layers: int, heads: int, block: int, kv_bytes: int) -> None:
     """Concurrency times length is what the blocks hold, up to the last block of each request."""
     text = {"model_type": "qwen3", "num_hidden_layers": layers, "num_attention_heads": heads, "head_dim": 64}

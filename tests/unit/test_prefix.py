@@ -18,6 +18,9 @@ from seatfleet.core.health import probe_report as codes
 from seatfleet.core.health.probe_report import Report
 from seatfleet.core.seat.manifest import Manifest
 
+# Nothing hangs here: only a loaded machine could come near them.
+PATIENT = Limits(connect=30.0, get=30.0, token=30.0, request=60.0)
+
 
 @pytest.fixture
 def stub() -> Iterator[StubSeat]:
@@ -37,8 +40,8 @@ def manifest(stub: StubSeat, **changes: Any) -> Manifest:
 
 def run(stub: StubSeat, level: str = "prefix", host: FakeHost | None = None, **changes: Any) -> Report:
     wanted = manifest(stub, **changes)
-    options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3)
-    with SeatClient(wanted.base_url, KEY, Limits(get=1, token=1, request=5)) as client:
+    options = Options(ready_timeout_s=0.5, poll_s=0.05, quiet_s=0.1, settle_s=0.3)
+    with SeatClient(wanted.base_url, KEY, PATIENT) as client:
         return probe(wanted, client, host or FakeHost(), options, level)
 
 
@@ -47,14 +50,16 @@ def check(report: Report, name: str) -> tuple[str, object]:
 
 
 def test_a_warm_prefix(stub: StubSeat) -> None:
-    stub.ttft = lambda warm: 0.02 if warm else 0.5
+    stub.ttft = lambda warm: 0.0 if warm else 0.2
     report = run(stub)
     assert report.exit == codes.EXIT_READY
     status, hits = check(report, "prefix.hits")
     assert status == "ok"
     assert isinstance(hits, int)
-    assert hits > 3500
-    assert report.ttft_s["ratio"] > 1  # 25 on an idle machine; how much is a matter of the machine
+    assert hits >= 4096 - 16
+    # How fast the warm one was is a matter of the machine; the cold one cannot have been faster.
+    assert report.ttft_s["cold"] >= 0.2
+    assert report.ttft_s["ratio"] == pytest.approx(report.ttft_s["cold"] / report.ttft_s["warm"], rel=0.2)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -277,8 +282,8 @@ def test_lengths_come_from_the_planner(stub: StubSeat) -> None:
     assert isinstance(planned, int)
     assert planned % 16 == 0
     assert planned > 16
-    longest = max(stub.count(body) for body in stub.prompts if body["max_tokens"] == 96)
-    assert longest > 2 * planned
+    documents = [body for body in stub.prompts if "Summarize this" in body["messages"][-1]["content"]]
+    assert max(map(stub.count, documents)) > 2 * planned
     (found,) = (one for one in report.checks if one.id == "prefix.hits")
     assert int(str(found.expected).removeprefix(">= ")) % planned == 0
 
@@ -293,8 +298,8 @@ def test_a_model_that_is_not_planned_is_said(stub: StubSeat) -> None:
 def test_a_spent_budget_refuses_heavy_levels_of_this_start_only(stub: StubSeat, tmp_path: Path) -> None:
     def again() -> Report:
         wanted = manifest(stub)
-        options = Options(ready_timeout_s=1.0, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=tmp_path)
-        with SeatClient(wanted.base_url, KEY, Limits(get=1, token=1, request=5)) as client:
+        options = Options(ready_timeout_s=0.5, poll_s=0.05, quiet_s=0.1, settle_s=0.3, evidence=tmp_path)
+        with SeatClient(wanted.base_url, KEY, PATIENT) as client:
             return probe(wanted, client, FakeHost(), options, "prefix")
 
     assert again().exit == codes.EXIT_READY

@@ -138,18 +138,22 @@ def _sentences(count: int) -> str:
 
 
 def _document(session: Session, wanted: int) -> tuple[list[dict[str, str]], int]:
-    """Return a chat of about ``wanted`` prompt tokens, less when the context is short, and its exact token count."""
+    """Return a chat of ``wanted`` prompt tokens or a little more, less when the context is short, and their count."""
     limit = session.manifest.max_model_len - _ANSWER_TOKENS - _TEMPLATE_TOKENS
     target = min(wanted, limit)
     sample = user(_sentences(20))
     per_sentence, _ = session.client.tokenize(session.manifest.model_id, sample)
     count = max(1, int(target / (per_sentence / 20)))
+    grow = wanted < limit
     while True:
         messages = user(f"{_sentences(count)} Summarize this in three sentences.")
         tokens, _ = session.client.tokenize(session.manifest.model_id, messages)
-        if tokens <= limit or count == 1:
+        if tokens > limit and count > 1:
+            count, grow = max(1, int(count * 0.9)), False
+        elif tokens < target and grow:  # the sample's share of the chat template makes a sentence look longer
+            count = math.ceil(count * target / tokens * 1.02)
+        else:
             return messages, tokens
-        count = max(1, int(count * 0.9))
 
 
 def _turn(session: Session, messages: list[dict[str, str]], salt: str) -> Turn:
