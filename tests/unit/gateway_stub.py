@@ -10,6 +10,7 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from seatfleet.core.gateway.keys import key_hash
+from seatfleet.core.gateway.state import TRIAL_PREFIX
 
 MASTER = "sk-master-0123456789abcdef"
 Hook = Callable[["GatewayStub", str, dict[str, Any]], Response | None]
@@ -91,7 +92,8 @@ class GatewayStub:
         if not found:
             return error(400, "invalid_request_error", f"Invalid model name passed in model={model}")
         identifier = found[-1]["model_info"]["id"]
-        if identifier in self.dead:
+        # Tried out under a name of its own, it is as dead as under the alias.
+        if identifier.removeprefix(TRIAL_PREFIX) in self.dead:
             return error(500, "internal_server_error", "Cannot connect to host REDACTED:8022")
         if found[-1]["litellm_params"].get("api_base") == self.closed_url:
             return error(503, "internal_server_error", 'Hosted_vllmException - {"error": {"type": "seat_draining"}}')

@@ -112,6 +112,9 @@ def test_deleting_what_is_gone_is_no_error(gateway: Gateway) -> None:
 
 # --- aliases ---
 
+# A deployment is tried out under a name of its own before callers are led to it.
+TRIAL = ("POST /model/delete", "POST /model/new", "POST /v1/chat/completions", "POST /model/delete")
+
 
 def test_register_then_nothing_to_do(stub: GatewayStub, gateway: Gateway) -> None:
     assert sync_aliases(gateway, [want()], "fv-ml1").changed
@@ -124,6 +127,7 @@ def test_replacing_makes_proves_and_only_then_breaks(stub: GatewayStub, gateway:
     stub.requests.clear()
     result = sync_aliases(gateway, [want(sampling={})], "fv-ml1")
     assert [line for line in stub.requests if line != "GET /model/info"] == [
+        *TRIAL,
         "POST /model/new",
         "POST /v1/chat/completions",
         "POST /model/delete",
@@ -139,6 +143,37 @@ def test_a_new_deployment_that_does_not_answer_is_taken_back(stub: GatewayStub, 
         sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
     assert list(stub.deployments) == [ID]
     assert failed.value.seats == ("flash-next",)
+
+
+def test_no_caller_is_led_to_a_deployment_before_it_has_answered(stub: GatewayStub, gateway: Gateway) -> None:
+    sync_aliases(gateway, [want()], "fv-ml1")
+    led_to: list[str] = []
+
+    def watch(stub: GatewayStub, path: str, body: dict[str, Any]) -> None:
+        led_to.extend(name for name, one in stub.deployments.items() if one["model_name"] == "gen-large")
+
+    stub.hooks.append(watch)
+    stub.dead.add(f"{ID}@2")
+    with pytest.raises(GatewayError):
+        sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
+    assert set(led_to) == {ID}
+    stub.dead.clear()
+    sync_aliases(gateway, [want(api_base="http://10.0.0.12:8022/v1")], "fv-ml1")
+    assert set(led_to) == {ID, f"{ID}@2"}
+    assert list(stub.deployments) == [f"{ID}@2"]
+
+
+def test_a_trial_is_in_no_access_group_and_what_a_killed_run_leaves_of_it_goes(
+    stub: GatewayStub, gateway: Gateway
+) -> None:
+    one = want(access_groups=("agents",))
+    trial = one.trial(1)
+    assert "access_groups" not in trial["model_info"]
+    assert (trial["model_name"], trial["model_info"]["id"]) == (f"trial-{ID}", f"trial-{ID}")
+    assert trial["litellm_params"] == one.body(1)["litellm_params"]
+    gateway.create_deployment(trial)
+    sync_aliases(gateway, [want()], "fv-ml1")
+    assert list(stub.deployments) == [ID]
 
 
 @pytest.mark.parametrize("well", [True, False])
@@ -248,7 +283,7 @@ def test_a_gateway_that_goes_down_ends_everything(
     monkeypatch.setattr(Gateway, "create_deployment", gone)
     with pytest.raises(GatewayDownError):
         sync_aliases(gateway, [want(), want(**NEIGHBOUR)], "fv-ml1")
-    assert asked == ["a-first"]
+    assert asked == [f"trial-{NEIGHBOUR_ID}"]
 
 
 def test_a_silent_seat_is_waited_for_once(stub: GatewayStub, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +293,7 @@ def test_a_silent_seat_is_waited_for_once(stub: GatewayStub, gateway: Gateway, m
 
     def silent(self: Gateway, model: str, *more: Any) -> Any:
         asked.append(model)
-        if model == NEIGHBOUR_ID:
+        if model == f"trial-{NEIGHBOUR_ID}":
             raise GatewayDownError("gateway gave no answer in time")
         return complete(self, model, *more)
 
@@ -266,7 +301,7 @@ def test_a_silent_seat_is_waited_for_once(stub: GatewayStub, gateway: Gateway, m
     monkeypatch.setattr(Gateway, "ready", lambda _: True)
     with pytest.raises(GatewayError) as failed:
         sync_aliases(gateway, [want(), want(**NEIGHBOUR), want(**{**NEIGHBOUR, "alias": "b-second"})], "fv-ml1")
-    assert asked == [NEIGHBOUR_ID, ID]
+    assert asked == [f"trial-{NEIGHBOUR_ID}", f"trial-{ID}", ID]
     assert failed.value.seats == ("other",)
     assert "alias b-second: left as it is, since seat other gave no answer" in str(failed.value)
 
@@ -305,6 +340,7 @@ def test_closing_leads_to_the_stub_first_and_opening_gives_the_first_id_back(
     stub.requests.clear()
     assert close_alias(gateway, want(), STUB_URL, seat_key).changed
     assert [line for line in stub.requests if line != "GET /model/info"] == [
+        *TRIAL,
         "POST /model/new",
         "POST /v1/chat/completions",
         "POST /model/delete",

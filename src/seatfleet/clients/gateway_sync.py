@@ -1,8 +1,8 @@
 """Carry out what :mod:`seatfleet.core.gateway.state` and :mod:`seatfleet.core.gateway.keys` plan, and prove it.
 
-Order and safety: a deployment is replaced by a second one that is proven before the first is deleted; key lists are
-read, changed and written under a lock on this controller, and read again after a settling time, because another
-controller may have written a list that it had read before ours.
+Order and safety: a deployment is replaced by a second one that was proven under a name that no caller knows, and is
+proven again before the first is deleted; key lists are read, changed and written under a lock on this controller, and
+read again after a settling time, because another controller may have written a list that it had read before ours.
 """
 
 from __future__ import annotations
@@ -230,9 +230,10 @@ def _apply(gateway: Gateway, step: Step) -> None:
     elif step.kind == "unblock":
         gateway.set_blocked(step.id, False)
     elif step.wanted is not None:
-        gateway.create_deployment(step.wanted.body(step.revision))
+        _try_out(gateway, step, step.wanted)
+        made = gateway.create_deployment(step.wanted.body(step.revision))
         try:
-            _prove_deployment(gateway, step)
+            _prove_deployment(gateway, step, made)
         except GatewayError:
             with suppress(GatewayError):
                 gateway.delete_deployment(step.id)
@@ -241,9 +242,24 @@ def _apply(gateway: Gateway, step: Step) -> None:
             gateway.delete_deployment(old)
 
 
-def _prove_deployment(gateway: Gateway, step: Step) -> None:
+def _try_out(gateway: Gateway, step: Step, wanted: WantedAlias) -> None:
+    """See a new deployment answer under a name of its own: under the alias callers would be led to it at once.
+
+    What a killed controller leaves of it goes here, or as an alias that its host does not declare.
+    """
+    body = wanted.trial(step.revision)
+    gateway.delete_deployment(body["model_info"]["id"])
+    trial = gateway.create_deployment(body)
+    try:
+        _prove_deployment(gateway, step, trial)
+    finally:
+        with suppress(GatewayError):
+            gateway.delete_deployment(trial)
+
+
+def _prove_deployment(gateway: Gateway, step: Step, made: str) -> None:
     """Call the new deployment by its id, which an admin key may do: no other deployment can answer instead."""
-    answer = _patiently(lambda: _call_by_id(gateway, step.id), ("cooldown", "alias_unknown"), SPREAD_S)
+    answer = _patiently(lambda: _call_by_id(gateway, made), ("cooldown", "alias_unknown"), SPREAD_S)
     old = " The old deployment stays." if step.retire else ""
     if step.wanted is not None and step.wanted.closed and answer.verdict.kind == "draining":
         return
@@ -256,8 +272,8 @@ def _prove_deployment(gateway: Gateway, step: Step) -> None:
             status=answer.status,
             seat=step.wanted.seat if step.wanted is not None and to_blame else None,
         )
-    if answer.deployment != step.id:
-        raise ProofError(f"alias {step.alias}: {answer.deployment} answered for {step.id}.{old}", kind="wrong_seat")
+    if answer.deployment != made:
+        raise ProofError(f"alias {step.alias}: {answer.deployment} answered for {made}.{old}", kind="wrong_seat")
 
 
 def _call_by_id(gateway: Gateway, identifier: str) -> Answer:

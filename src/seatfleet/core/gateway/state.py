@@ -22,6 +22,7 @@ from typing import Any
 from ..inventory.seat import Alias, Seat
 
 MANAGED_BY = "seatfleet"
+TRIAL_PREFIX = "trial-"
 # OpenAI parameters that LiteLLM takes at the top level of litellm_params; every other sampling parameter is an
 # extension of vLLM and travels in extra_body.
 OPENAI_SAMPLING = frozenset(
@@ -140,6 +141,13 @@ class WantedAlias:
             "litellm_params": {**self.public_params(), "api_key": self.api_key},
             "model_info": info,
         }
+
+    def trial(self, revision: int) -> dict[str, Any]:
+        """Return :meth:`body` under a name that no caller knows and no access group holds, to be tried out first."""
+        body = self.body(revision)
+        name = TRIAL_PREFIX + self.deployment_id(revision)
+        info = {key: value for key, value in body["model_info"].items() if key != "access_groups"}
+        return {**body, "model_name": name, "model_info": {**info, "id": name}}
 
 
 @dataclass(frozen=True)
