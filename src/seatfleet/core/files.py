@@ -1,7 +1,8 @@
-"""Files written so that nobody ever sees half of one, and hashes of files of any size."""
+"""Files written so that nobody ever sees half of one, hashes of files of any size, and who holds a lock."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +21,18 @@ def sha256_file(path: Path) -> str:
         while chunk := stream.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether somebody holds the flock that a file stands for; a file that is not there stands for none."""
+    try:
+        with path.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def canonical_json(value: object) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ..files import is_locked
 from ..health.probe_report import EXIT_BUSY, EXIT_READY
 from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX, SeatPaths
 from ..seat import admission, flags, link
@@ -207,14 +208,7 @@ class LocalMachine:
 
     def start_under_way(self) -> bool:
         """Return whether somebody holds the start lock."""
-        try:
-            with self._lock.open() as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self._lock)
 
     def sleep(self, seconds: float) -> None:
         """Wait."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
-from ..files import CHUNK, canonical_json, pretty_json, sha256_file, sync_directory, umask, write_atomic
+from ..files import CHUNK, canonical_json, is_locked, pretty_json, sha256_file, sync_directory, umask, write_atomic
 from ..problems import Problem, ProblemsError
 from ..units import format_gib
 
@@ -340,17 +340,8 @@ def superfluous(root: Path, wanted: Iterable[Manifest], used: Iterable[str]) -> 
 
 def _resumed(path: Path, coming: Collection[Path]) -> bool:
     """Say whether somebody goes on with the rest of a revision: a later run, or one that is under way now."""
-    if path in coming:
-        return True
-    # Held while `seatctl model receive` brings it from another host.
-    try:
-        with path.with_name(f".{path.name}.lock").open() as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    # The lock is held while `seatctl model receive` brings it from another host.
+    return path in coming or is_locked(path.with_name(f".{path.name}.lock"))
 
 
 def remove(path: Path) -> None:
