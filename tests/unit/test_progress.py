@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,35 @@ def test_a_task_that_takes_longer_is_named(tmp_path: Path, interval: str, said: 
     assert "..." not in done.stdout
     # What ended is not named any more, whatever its end was.
     assert not any("Never" in line for line in lines)
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_check_mode_does_not_say_that_a_seat_is_drained(options: list[str]) -> None:
+    script = """
+import sys
+from ansible import context
+from ansible.cli.playbook import PlaybookCLI
+cli = PlaybookCLI(["ansible-playbook", *sys.argv[1:], "x.yml"])
+cli.parse()
+from ansible.playbook.task import Task
+from ansible.plugins.loader import callback_loader, init_plugin_loader
+init_plugin_loader()
+line = sys.modules[type(callback_loader.get("seatfleet.fleet.progress")).__module__]._line
+print(line(Task.load({"seatfleet.fleet.seat_rollout": {}}), 31.0, ["a"]))
+print(line(Task.load({"seatfleet.fleet.seat_rollout": {}, "check_mode": True}), 31.0, ["a"]))
+"""
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *options],
+        env=environment,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run_line, check_line = done.stdout.splitlines()
+    assert ("a seat is drained" in run_line) is not bool(options)
+    assert "nothing is touched" in check_line
 
 
 def test_the_project_enables_it() -> None:

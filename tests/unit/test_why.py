@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatfleet.cli import main
-from seatfleet.core.report.why import Known, failed_probe, failed_start, starts, text
+from seatfleet.core.report.why import Known, failed_probe, failed_start, last_ready, starts, text
 
 RECORDED = Path(__file__).parent / "data" / "journal"
 MEMORY = Known("M9", "not enough memory", "give it less", ("repository#1",))
@@ -116,6 +116,12 @@ def test_the_latest_failed_probe() -> None:
     shown = text("a", "active", [found])
     assert "known failure M9: not enough memory\n    what to do: give it less\n    reported in repository#1" in shown
     assert failed_probe(reports[2:], explain) is None
+    # Down for maintenance, the seat is not down because of that.
+    assert "over: the seat was proven READY after that, last at 2026-11-29 20:03:00 UTC" in text(
+        "a", "inactive", [found], last_ready(reports)
+    )
+    assert "over" not in text("a", "inactive", [found], last_ready([{**reports[3], "at": "2026-11-29T19:00:00Z"}]))
+    assert last_ready(reports[:3]) is None
 
 
 def test_the_command_reads_a_journal_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from ..core.host.machine import LocalMachine
     from ..core.paths import EVIDENCE, unit_name
     from ..core.report.status import read_history, seats_on_disk
-    from ..core.report.why import failed_probe, failed_start, guarded, starts, text
+    from ..core.report.why import failed_probe, failed_start, guarded, last_ready, starts, text
 
     unit = unit_name(args.seat)
     if args.journal is None and args.seat not in (known := seats_on_disk()):
@@ -42,16 +42,21 @@ def run(args: argparse.Namespace) -> int:
         raise ProblemsError([Problem("", "", "", expected, args.seat)])
     lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
     state = "from a file" if args.journal else f"{unit} is {LocalMachine().unit_state(unit)}"
-    history = read_history(Path(EVIDENCE) / args.seat, 1000)
+    history = list(read_history(Path(EVIDENCE) / args.seat, 1000))
+    ready = last_ready(history)
     mark = None if args.journal else read_marker(args.seat)
     looked = (failed_start(starts(lines), explain), failed_probe(history, explain), guarded(mark, explain))
     failures = [found for found in looked if found]
     if args.json:
-        print(
-            json.dumps({"seat": args.seat, "state": state, "failures": [one.as_dict() for one in failures]}, indent=2)
-        )
+        shown = {
+            "seat": args.seat,
+            "state": state,
+            "failures": [one.as_dict() for one in failures],
+            "last_ready": ready,
+        }
+        print(json.dumps(shown, indent=2))
     else:
-        print(text(args.seat, state, failures))
+        print(text(args.seat, state, failures, ready))
     return 0
 
 

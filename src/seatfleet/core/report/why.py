@@ -118,7 +118,7 @@ def guarded(mark: Mapping[str, Any] | None, explain: Explain) -> Failure | None:
     """Return that the memory guard ended the seat, from its mark (:func:`..host.guard.read_marker`)."""
     if mark is None:
         return None
-    at = datetime.strptime(str(mark["at"]), _AT).replace(tzinfo=UTC).timestamp() if "at" in mark else 0.0
+    at = _seconds(str(mark["at"])) if "at" in mark else 0.0
     cause = f"the memory guard killed it: {mark.get('why', '?')}"
     return Failure("run", at, "SIGKILL, and not started again by systemd", cause, tuple(explain([cause])))
 
@@ -130,18 +130,28 @@ def failed_probe(reports: Iterable[Mapping[str, Any]], explain: Explain) -> Fail
         return None
     report = failed[-1]
     cause = str(report["cause"]) if report.get("cause") else None
-    at = datetime.strptime(str(report["at"]), _AT).replace(tzinfo=UTC).timestamp()
+    at = _seconds(str(report["at"]))
     ended = f"level {report['level']}: {report['verdict']}"
     return Failure("probe", at, ended, cause, tuple(explain([cause]) if cause else ()))
 
 
-def text(seat: str, state: str, failures: Sequence[Failure]) -> str:
-    """Return what an operator reads: the state, then each failure, the latest first."""
+def last_ready(reports: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return when the latest probe that found the seat READY began, in seconds since the epoch; None when none did."""
+    return max((_seconds(str(report["at"])) for report in reports if report["verdict"] == "READY"), default=None)
+
+
+def text(seat: str, state: str, failures: Sequence[Failure], ready: float | None = None) -> str:
+    """Return what an operator reads: the state, then each failure, the latest first, and whether it is over.
+
+    ``ready`` is :func:`last_ready`: a seat that was proven since then and is down now has another reason.
+    """
     lines = [f"seat {seat}: {state}"]
     if not failures:
         lines.append("no failed start in the journal that is kept, no failed probe in the evidence")
     for failure in sorted(failures, key=lambda one: one.at, reverse=True):
         lines += ["", f"last failed {failure.kind}: {_utc(failure.at)}, {failure.ended}"]
+        if ready is not None and ready > failure.at:
+            lines.append(f"  over: the seat was proven READY after that, last at {_utc(ready)}")
         lines.append(f"  first cause: {failure.cause or 'none was logged; journalctl -u vllm-seat-' + seat}")
         if failure.cause and not failure.known:
             lines.append("  this is none of the known failures (docs/known-failures.md)")
@@ -150,6 +160,10 @@ def text(seat: str, state: str, failures: Sequence[Failure]) -> str:
             lines += [f"    what to do: {known.advice}"] * bool(known.advice)
             lines += [f"    reported in {', '.join(known.sources)}"] * bool(known.sources)
     return "\n".join(lines)
+
+
+def _seconds(at: str) -> float:
+    return datetime.strptime(at, _AT).replace(tzinfo=UTC).timestamp()
 
 
 def _utc(at: float) -> str:

@@ -43,6 +43,8 @@ HINTS = {
     "seat_probe": "the seat is asked questions; a busy one takes longer",
     "litellm_proof": "every key asks every alias for a completion",
 }
+# What the same modules do in check mode; site.yml itself looks that way before it stops anything.
+FORESEEN = {"seat_rollout": "the installed release tries the flags of what would restart; nothing is touched"}
 # More names than this make no line clearer.
 NAMED_HOSTS = 3
 
@@ -105,7 +107,8 @@ class CallbackModule(CallbackBase):
 
 def _line(task: Task, seconds: float, hosts: list[str]) -> str:
     more = f" and {len(hosts) - NAMED_HOSTS} more" if len(hosts) > NAMED_HOSTS else ""
-    hint = HINTS.get(str(task.action).rpartition(".")[2])
+    module = str(task.action).rpartition(".")[2]
+    hint = (FORESEEN.get(module) if task.check_mode else None) or HINTS.get(module)
     waited = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     where = f"on {', '.join(hosts[:NAMED_HOSTS])}{more}"
     return f"... {waited}: {task.get_name()}, {where}" + f" ({hint})" * bool(hint)

@@ -90,7 +90,6 @@ def main() -> None:
     left = unmanaged([*(seat.seat for seat in staged), *module.params["followed"]])
     if left:
         module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
-    headers = [f"seat {seat.seat}, generation {seat.generation}" for seat in staged]
     module.exit_json(
         changed=any(seat.changed for seat in staged),
         seats=[
@@ -99,8 +98,13 @@ def main() -> None:
         ],
         unmanaged=left,
         diff=[
-            {"before_header": header, "after_header": header, "before": seat.before, "after": seat.after}
-            for header, seat in zip(headers, staged, strict=True)
+            {
+                "before_header": f"seat {seat.seat}, as on the host",
+                "after_header": f"seat {seat.seat}, generation {seat.generation}",
+                "before": seat.before,
+                "after": seat.after,
+            }
+            for seat in staged
             if seat.changed or seat.before != seat.after
         ],
     )
