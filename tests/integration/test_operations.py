@@ -7,7 +7,9 @@ import os
 import subprocess
 from pathlib import Path
 
+from hammer import DESIGNED, OK
 from labrun import Lab
+from seatlife import HOST, UNIT, call, client_of
 
 from seatfleet.core.health.metrics import parse
 
@@ -95,3 +97,21 @@ def test_why_names_a_start_that_failed(lab: Lab) -> None:
     assert f"first cause: {cause}" in shown
     assert "status=1/FAILURE" in shown
     assert "none of the known failures" in shown or "known failure" in shown
+
+
+def test_a_seat_out_for_maintenance_is_closed_and_comes_back(lab: Lab) -> None:
+    stop = ("ansible-playbook", "playbooks/stop.yml", "-l", HOST, "-e", "seat=flash-next")
+    with client_of(lab) as during:
+        checked = lab.run(*stop, "--check")
+        assert "would stop: flash-next;" in " ".join(checked.output.split())
+        assert lab.host(HOST, "systemctl", "is-active", UNIT).output.strip() == "active"
+        stopped = lab.run(*stop)
+        assert "stopped: flash-next;" in " ".join(stopped.output.split())
+        assert lab.host(HOST, "systemctl", "is-active", UNIT, check=False).output.strip() == "inactive"
+        assert lab.host(HOST, "systemctl", "is-enabled", UNIT).output.strip() == "enabled"
+        assert call(lab) == DESIGNED
+        assert lab.run(*stop).changed == {HOST: 0}
+        lab.site("-l", HOST, "--tags", "seat,alias")
+    assert during.accidents == {}
+    assert during.seen[DESIGNED] > 0
+    assert call(lab) == OK
