@@ -250,7 +250,7 @@ def test_the_backend_moves(registered: Fleet, proxy: Proxy) -> None:
         address, port = other.server_address[:2]
         registered.register(registered.want(api_base=f"http://{address!s}:{port}/v1", api_key="sk-seat-second"))
         assert registered.call() == "ok"
-        assert len(other.seen) == 2  # the proof of the new deployment, and the call
+        assert len(other.seen) == 3  # the trial of the new deployment, its proof, and the call
 
 
 def test_a_rotated_secret_of_the_seat_is_noticed(registered: Fleet) -> None:
