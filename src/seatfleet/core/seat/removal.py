@@ -55,7 +55,7 @@ def stop(machine: Machine, paths: SeatPaths, *, check: bool) -> Stop:
     if check:
         return Stop(paths.seat, ran=True)
     try:
-        drained_s, aborted = Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
+        drained_s, aborted = _take_down(machine, paths, manifest)
     except RolloutError as error:
         return Stop(paths.seat, ran=True, failure=f"it was not stopped: {error}")
     return Stop(paths.seat, ran=True, drained_s=drained_s, aborted=aborted)
@@ -83,14 +83,13 @@ def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool,
     if check or not doomed:
         return result
     manifest = manifests[0] if manifests else _UNKNOWN
-    manifest = {**manifest, "unit": paths.unit.name, "probe": {"stop_timeout_s": _STOP_TIMEOUT_S, **manifest["probe"]}}
     timer = f"seatfleet-probe@{paths.seat}.timer"
     machine.stop(timer, KILL_MARGIN_S)
     if paths.link.exists():
         # First: it would start what is stopped next, or end it.
         machine.stop(link_unit(paths.seat), KILL_MARGIN_S)
     try:
-        drained_s, aborted = Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
+        drained_s, aborted = _take_down(machine, paths, manifest)
     except RolloutError as error:
         return Removal(paths.seat, failure=f"nothing was removed: {error}")
     for path in doomed:
@@ -100,6 +99,12 @@ def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool,
             path.unlink()
     machine.forget(paths.unit.name)
     return replace(result, drained_s=drained_s, aborted=aborted)
+
+
+def _take_down(machine: Machine, paths: SeatPaths, manifest: Mapping[str, Any]) -> tuple[float, int]:
+    """Drain and stop; return seconds waited and requests cut off. Old generations lack some of what it takes."""
+    manifest = {**manifest, "unit": paths.unit.name, "probe": {"stop_timeout_s": _STOP_TIMEOUT_S, **manifest["probe"]}}
+    return Rollout(machine, paths, Wanted(manifest["generation"], manifest, "")).take_down()
 
 
 def _files(paths: SeatPaths) -> Iterator[Path]:

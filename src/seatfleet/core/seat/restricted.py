@@ -5,34 +5,33 @@ After a change of a port was taken back, and for a seat that nobody declares any
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..paths import SEATS, SeatPaths
 from .generations import link_target, read_manifest
+from .link import Config, config_of
 
 
 def current_ports(root: Path = Path("/")) -> list[int]:
     """Return the ports that the current generations of a host answer on, sorted; a follower's half has none."""
-    return sorted(
-        {int(one["port"]) for one in _current(root) if "port" in one and not (one.get("nodes") or {}).get("rank")}
-    )
+    heads = (one for one in _current(root) if not ((hosts := config_of(one)) and hosts.rank))
+    return sorted({int(one["port"]) for one in heads if "port" in one})
 
 
 def current_links(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Return the links of current generations over two hosts, in the form of :func:`.render_host.links`."""
-    return [_link(str(one["seat"]), one["nodes"]) for one in _current(root) if one.get("nodes")]
+    return [_link(str(one["seat"]), hosts) for one in _current(root) if (hosts := config_of(one))]
 
 
-def _link(seat: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
-    rank, hosts = int(nodes["rank"]), nodes["hosts"]
+def _link(seat: str, hosts: Config) -> dict[str, Any]:
     return {
         "seat": seat,
         # The second one is the rendezvous: Nodes.rendezvous_port.
-        "ports": [nodes["port"], nodes["port"] + 1],
-        "address": hosts[rank]["address"],
-        "peers": [node["address"] for place, node in enumerate(hosts) if place != rank],
+        "ports": [hosts.port, hosts.port + 1],
+        "address": hosts.own[1],
+        "peers": [address for rank, (_, address) in enumerate(hosts.hosts) if rank != hosts.rank],
     }
 
 
