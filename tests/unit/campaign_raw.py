@@ -162,7 +162,8 @@ def _boot(raw: RawCampaign, world: World, definition: Definition, slot: Slot) ->
         for key in rep_order("c", slot.index, rep, definition.cells())
     ]
     if slot.arm == definition.control and definition.planted_delay:
-        plan.append((0, (definition.primary.shapes[0], 1), "planted"))
+        key = (definition.primary.shapes[0], 1)
+        plan += [(0, key, "beside"), (0, key, "planted"), (1, key, "beside")]
     for rep, key, kind in plan:
         requests = simulate(world, definition, slot, rep, key)
         if kind == "planted":
@@ -183,7 +184,8 @@ def _boot(raw: RawCampaign, world: World, definition: Definition, slot: Slot) ->
         "resolved": {
             "block_size": str(16 + arm.draft_tokens), "kv_cache_size_tokens": str(16000 - 800 * arm.draft_tokens),
         },
-        "ready_s": 30.0, "boot_identity": str(slot.index), "cooldown": {}, "load_average": 0.1,
+        "ready_s": 30.0, "warm_up_s": [9.0, 5.0, 5.0],
+        "boot_identity": str(slot.index), "cooldown": {}, "load_average": 0.1,
         "compile_cache": {"policy": "persist", "root": f"/cache/{slot.arm}"},
         "canary_before": {"problems": [], "warnings": []}, "canary_after": {"problems": [], "warnings": []},
         "log_kept": True, "cost": {"rep_s": 30.0, "boot_s": 300.0},

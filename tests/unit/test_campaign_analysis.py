@@ -229,8 +229,36 @@ def test_steps_that_the_server_merges_void_nothing_where_that_can_be_told(tmp_pa
     assert "V15" in result_of(tmp_path / "d", too_few)["void_arms"]["k2"]
 
 
+@pytest.mark.parametrize(
+    ("passes", "status"),
+    [([9.0, 8.9], "pass"), ([9.0, 7.0, 5.0, 4.0, 3.0], "flag"), ([5.0, 9.0], "pass"), ([], "not checked")],
+)
+def test_a_server_that_still_gets_faster_is_flagged(tmp_path: Path, passes: list[float], status: str):
+    world = World(speed=SPEED, boot=lambda slot, info: info.update(warm_up_s=passes))
+    result = result_of(tmp_path, world)
+    assert {c["status"] for c in check(result, "V17")} == {status} and result["void_boots"] == {}
+
+
+def test_a_drift_inside_a_boot_does_not_hide_the_planted_delay(tmp_path: Path):
+    """Servers that have become a third faster since the repetitions: against these the delay would look like a gain."""
+
+    def faster(slot: Any, key: Any, requests: list[Request]) -> list[Request]:
+        late[slot.index] = late.get(slot.index, 0) + 1
+        if slot.arm != "off" or late[slot.index] <= repetitions:
+            return requests
+        return [
+            replace(r, t_send_ns=int(r.t_send_ns * 0.75), t_last_ns=int((r.t_last_ns or 0) * 0.75)) for r in requests
+        ]
+
+    definition = load_definition(WRITTEN, name="mtp", where="t")
+    late: dict[int, int] = {}
+    repetitions = definition.reps * len(definition.cells())
+    result = result_of(tmp_path, World(speed=SPEED, requests=faster))
+    assert {c["status"] for c in check(result, "PC2")} == {"pass"}, check(result, "PC2")
+
+
 def test_every_rule_of_the_table_was_seen_to_fire():
-    fired = {rule for rule, _, _ in ACCIDENTS} | {"V3", "V14"}
+    fired = {rule for rule, _, _ in ACCIDENTS} | {"V3", "V14", "V17"}
     assert {rule.id for rule in BOOT_RULES} <= fired
 
 

@@ -60,7 +60,7 @@ def seatctl(*argv: object) -> int:
 def test_a_plan_says_what_it_takes(file: Path, capsys: pytest.CaptureFixture[str]):
     assert seatctl("plan", "--definition", file, "--name", "mtp") == 0
     text = capsys.readouterr().out
-    for words in ("boots         off k2 off", "count c=1 (2)", "11.0 times |off_A - off_B|", "takes about   8 min"):
+    for words in ("boots         off k2 off", "count c=1 (2)", "11.0 times |off_A - off_B|", "takes about   10 min"):
         assert words in text
     assert seatctl("plan", "--definition", file, "--name", "mtp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["order"] == ["off", "k2", "off"]

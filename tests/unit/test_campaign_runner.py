@@ -24,7 +24,7 @@ from seatfleet.campaign.host import Calm
 from seatfleet.campaign.load import CellRun, LoadClient
 from seatfleet.campaign.parity import Refusal
 from seatfleet.campaign.rawdata import BootWriter, RawCampaign, RawError
-from seatfleet.campaign.runner import Interrupted, Runner
+from seatfleet.campaign.runner import WARM_UP_PASSES, Interrupted, Runner
 from seatfleet.campaign.seats import SeatFailed
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
@@ -87,6 +87,9 @@ def test_a_campaign_from_first_boot_to_analysis(tmp_path: Path):
     assert next(a for a in result["arms"] if a["id"] == "k2")["induced"]["block_size"] == ["16", "18"]
     planted = [cell for cell in raw.cells("00_off_1") if cell.kind == "planted"]
     assert len(planted) == 1 and planted[0].requests[0].planted_delay_ns > 1e6
+    order = [cell.kind for cell in raw.cells("00_off_1")]
+    assert order[-3:] == ["beside", "planted", "beside"] and set(order[:-3]) == {"stream"}
+    assert 2 <= len(raw.boot("01_k2_1")["warm_up_s"]) <= WARM_UP_PASSES
     assert [cell for cell in raw.cells("01_k2_1") if cell.kind == "planted"] == []
     json.dumps(result, allow_nan=False)
 
@@ -123,8 +126,9 @@ def test_a_broken_arm_that_is_not_recognised_takes_the_verdict(tmp_path: Path):
     ids=["foreign requests", "prefix hits", "restart", "wrong k", "preemptions", "broken head", "no drafts"],
 )
 def test_accidents_and_impostors_are_seen_through_the_real_client(
-    tmp_path: Path, behaviour: Behaviour, rule: str, scope: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, rule: str, scope: str
 ):
+    monkeypatch.setattr(runner_module, "WARM_UP_PASSES", 1)  # the restart comes after a number of requests
     runner = make(tmp_path, FakeSeat({"off": OFF, "k2": behaviour}))
     runner.run()
     result = analyse(runner.raw)

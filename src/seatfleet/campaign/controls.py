@@ -1,4 +1,4 @@
-"""Void rules V1 to V16: what disqualifies a boot or an arm, as a table of pure functions.
+"""Void rules V1 to V17: what disqualifies a boot or an arm, as a table of pure functions.
 
 A void arm measured something else than it claims (a broken head, wrong answers); a void boot had an accident (foreign
 traffic, an error, a hot card). ``NOT_CHECKED`` is never a pass: the report lists it.
@@ -26,6 +26,8 @@ PREFIX_HITS_ALLOWED = 0.005
 FOREIGN_TOKENS_ALLOWED = 0.01
 THROTTLE_ALLOWED = 0.05
 CLOCK_ALLOWED = 0.02
+#: A warm-up goes on while a pass is faster than the one before by more than this share.
+WARM_UP_GAIN = 0.1
 #: Acceptance as the streams show it against the counters.
 CHUNKS_ALLOWED = 0.05
 _OUT_OF_MEMORY = re.compile(
@@ -71,6 +73,7 @@ class BootView:
     canary: tuple[str, ...] | None = None
     telemetry: Summary | None = None
     cache_root: str = ""
+    warm_up_s: tuple[float, ...] = ()
 
     @property
     def measured(self) -> tuple[Cell, ...]:
@@ -103,6 +106,11 @@ class Rule:
     title: str
     scope: str
     check: Callable[[BootView, Context], Outcome]
+
+
+def still_faster(passes: Sequence[float]) -> bool:
+    """Tell whether the last of these passes of a warm-up, in seconds, leaves a faster one to be expected."""
+    return len(passes) < 2 or passes[-1] < passes[-2] * (1 - WARM_UP_GAIN)
 
 
 # --- rules on one boot ------------------------------------------------------------------------------------------------
@@ -252,6 +260,15 @@ def the_control_does_not_speculate(boot: BootView, context: Context) -> Outcome:
     return (Status.VOID, f"{found.drafts} drafts were made") if found is not None and found.drafts else OK
 
 
+def the_server_was_warm(boot: BootView, context: Context) -> Outcome:
+    """V17: a server that still gets faster shows it as noise inside the boot; a flag, since the order is random."""
+    if not boot.warm_up_s:
+        return Status.NOT_CHECKED, "the passes of the warm-up were not written down"
+    if not still_faster(boot.warm_up_s):
+        return OK
+    return Status.FLAG, f"still getting faster after {len(boot.warm_up_s)} passes, in s: {list(boot.warm_up_s)}"
+
+
 def streams_agree_with_counters(boot: BootView, context: Context) -> Outcome:
     """V15: at concurrency 1 a chunk is a step, so tokens per chunk must be the acceptance length.
 
@@ -301,6 +318,7 @@ BOOT_RULES: tuple[Rule, ...] = (
     Rule("V12", "no allocation failed after READY", "boot", memory_held),
     Rule("V14", "arms without speculation made no drafts", "arm", the_control_does_not_speculate),
     Rule("V15", "streams and counters agree", "arm", streams_agree_with_counters),
+    Rule("V17", "the server was warm", "boot", the_server_was_warm),
 )
 
 

@@ -131,7 +131,7 @@ def planted_delay_control(measured: Measured) -> Check:
         return Check("PC2", title, "campaign", Status.NOT_CHECKED, "switched off in the definition")
     pairs = [pair for boot in measured.valid if boot.control and (pair := _planted_pair(boot)) is not None]
     if not pairs:
-        return Check("PC2", title, "campaign", Status.NOT_CHECKED, "no cell with concurrency 1")
+        return Check("PC2", title, "campaign", Status.NOT_CHECKED, "no pair of cells with and without it")
     seen, expected = fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
     detail = f"expected {math.expm1(expected):+.1%}, seen {math.expm1(seen):+.1%} in {len(pairs)} boots"
     visible = seen <= expected / 2 and abs(seen - expected) <= max(abs(expected) / 2, _noise(measured))
@@ -139,11 +139,11 @@ def planted_delay_control(measured: Measured) -> Check:
 
 
 def _planted_pair(boot: BootView) -> tuple[float, float] | None:
-    """Return (seen, expected) change of ln throughput by the planted delay of one boot."""
+    """Return (seen, expected) change of ln throughput by the planted delay of one boot, against the cells beside it."""
     planted = next((cell for cell in boot.cells if cell.kind == "planted"), None)
     if planted is None or not planted.completed:
         return None
-    plain = [c for c in boot.cells if c.kind == "stream" and c.key == planted.key and c.completed]
+    plain = [c for c in boot.cells if c.kind == "beside" and c.key == planted.key and c.completed]
     rates = [rate for c in plain if (rate := observe.aggregate_output_tok_s(c.completed))]
     slow = observe.aggregate_output_tok_s(planted.completed)
     if not rates or not slow:

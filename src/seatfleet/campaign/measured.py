@@ -66,6 +66,7 @@ def load(raw: RawCampaign) -> Measured:
             canary=tuple(info["canary_before"]["problems"] + info["canary_after"]["problems"]),
             telemetry=telemetry.summarize(raw.text(name, "telemetry.csv")),
             cache_root=info["compile_cache"]["root"],
+            warm_up_s=tuple(info.get("warm_up_s", ())),
         )
         for name, info in infos.items()
     )

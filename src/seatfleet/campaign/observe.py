@@ -72,7 +72,10 @@ def read_counters(before: Page, after: Page) -> Counters:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured cell: what was asked and answered, and the counters. ``kind`` is stream, end_to_end or planted."""
+    """One measured cell: what was asked and answered, and the counters.
+
+    ``kind`` is stream, end_to_end, planted (a delay of known size) or beside (without it, just before and after).
+    """
 
     slot: int
     arm: str

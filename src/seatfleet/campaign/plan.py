@@ -84,7 +84,7 @@ def warmup_boots(definition: Definition) -> int:
 def estimate_seconds(definition: Definition, ready_s: float, request_s: float) -> float:
     """Return a rough duration: every boot with its warm-up, and the waves of requests of every repetition."""
     waves = sum(definition.requests_of(shape, c) / c for shape, c in definition.cells())
-    warm_up = len(definition.cells()) * request_s
+    warm_up = 2 * len(definition.cells()) * request_s  # one pass more shows that the first was enough
     boots = len(make_schedule(definition))
     warmed = warmup_boots(definition)
     start = definition.idle_s + ready_s + warm_up

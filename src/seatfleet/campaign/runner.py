@@ -30,6 +30,7 @@ from ..core.seat.manifest import Manifest
 from . import host as machine
 from . import observe, parity
 from .canary import Answers, check_answers
+from .controls import still_faster
 from .definition import Definition, changed_fields
 from .load import CellRun, LoadClient, Target
 from .pages import Pages
@@ -44,6 +45,9 @@ from .telemetry import Sampler
 LONGEST_GAP_S = 6 * 3600.0
 #: A boot that fails is tried once more; twice in a row is no accident.
 ATTEMPTS = 2
+#: The warm-up is over when the server does not get faster any more, or after so many passes: after a single one, first
+#: repetitions took up to twice the time of second ones (docs/evidence/campaign-gpu).
+WARM_UP_PASSES = 5
 END_TO_END_PROMPTS = 5
 
 
@@ -351,7 +355,7 @@ class Runner:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         with _Boot(self, config, cache, rest) as boot:
             shapes = self._load_shapes(boot)
-            boot.warm_up(shapes)
+            warm_up_s = boot.warm_up_until_steady(shapes)
             before = boot.canary()
             sampler = Sampler(self.control.gpus)
             sampler.start()
@@ -378,6 +382,7 @@ class Runner:
                 "shapes": {name: shape.sha256 for name, shape in shapes.items()},
                 "resolved": boot.resolved(),
                 "ready_s": boot.ready_s,
+                "warm_up_s": warm_up_s,
                 "boot_identity": boot.identity,
                 "cooldown": dict(boot.cooldown),
                 "load_average": machine.load_average(),
@@ -500,6 +505,17 @@ class _Boot:
             if failed:
                 raise SeatFailed(f"warm-up of {name} at concurrency {concurrency}: {failed[0].error}")
 
+    def warm_up_until_steady(self, shapes: Mapping[str, Shape]) -> list[float]:
+        """Warm up until the server does not get faster any more; return the seconds of each pass."""
+        passes: list[float] = []
+        while len(passes) < WARM_UP_PASSES:
+            began = time.monotonic()
+            self.warm_up(shapes)
+            passes.append(round(time.monotonic() - began, 3))
+            if not still_faster(passes):
+                break
+        return passes
+
     def measure(self, writer: BootWriter, slot: Slot, shapes: Mapping[str, Shape]) -> float:
         """Run all repetitions; return the mean seconds of one."""
         keeper = _Keeper(self, writer)
@@ -530,8 +546,12 @@ class _Boot:
         if share is None or key not in busy_s or self.config.arm != self.definition.control:
             return
         prompts = shapes[key[0]].take(self.definition.requests_of(*key))
+        token_ids = key[0] != "longctx"
+        # Between two cells without the delay: against the repetitions, minutes before, it would measure the drift too.
+        keeper.cell(prompts, 1, 0, key[0], "beside", token_ids=token_ids)
         delay = share * median(busy_s[key])
-        keeper.cell(prompts, 1, 0, key[0], "planted", token_ids=key[0] != "longctx", planted_delay_s=delay)
+        keeper.cell(prompts, 1, 0, key[0], "planted", token_ids=token_ids, planted_delay_s=delay)
+        keeper.cell(prompts, 1, 1, key[0], "beside", token_ids=token_ids)
 
 
 class _Keeper:
