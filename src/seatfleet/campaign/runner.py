@@ -46,7 +46,7 @@ LONGEST_GAP_S = 6 * 3600.0
 #: A boot that fails is tried once more; twice in a row is no accident.
 ATTEMPTS = 2
 #: The warm-up is over when the server does not get faster any more, or after so many passes: after a single one, first
-#: repetitions took up to twice the time of second ones (docs/evidence/campaign-gpu).
+#: repetitions took up to twice the time of second ones (docs/evidence/campaign-gpu-2026-11-30).
 WARM_UP_PASSES = 5
 END_TO_END_PROMPTS = 5
 
