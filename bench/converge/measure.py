@@ -2,7 +2,8 @@
 """What a run costs that changes nothing: calls per host, CPU and memory of the controller, wall time. Prints Markdown.
 
 usage: bench/converge/measure.py lab [HOST ...]         no-op site.yml against lab hosts, and the peer's playbook
-       bench/converge/measure.py simulated COUNT ...    the same plays against hosts that answer like fv-ml1 did
+       bench/converge/measure.py simulated COUNT ...    the same plays, and the peer's, against hosts that answer like
+                                                        fv-ml1 did
        bench/converge/measure.py validate COUNT ...     playbooks/validate.yml alone: the part that reads every host
 
 Needs a converged lab (`. lab/env`; validate only its directory). Simulated: inventory, variables, templates, modules
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import collections
+import itertools
 import json
 import os
 import re
@@ -33,6 +35,9 @@ import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODEL = "fv-ml1"
+PEER = "bench/converge/peer.yml"
+#: What is measured, by the name in the tables: what records a host's answers, and what is run against many.
+PLAYS = {"site.yml": ("playbooks/seats.yml", "bench/converge/simulated.yml"), "ordinary tasks": (PEER, PEER)}
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
 
@@ -76,9 +81,8 @@ def measure_lab(hosts: Sequence[str], scratch: Path) -> None:
     """Measure site.yml and the peer against hosts of the lab."""
     print("| play | hosts | changed | calls per host | of them modules | controller CPU s | MiB | wall s |")
     print("|---|---|---|---|---|---|---|---|")
-    peer = str(PROJECT / "bench/converge/peer.yml")
     groups = list(dict.fromkeys((tuple(hosts[:1]), tuple(hosts))))
-    for playbook, chosen in [(name, group) for name in ("site.yml", peer) for group in groups]:
+    for playbook, chosen in [(name, group) for name in ("site.yml", PEER) for group in groups]:
         limit = ",".join(chosen)
         # Once for the counts, with the plugins that note them, and once for the costs, with Ansible's own.
         log = scratch / "calls.jsonl"
@@ -90,24 +94,33 @@ def measure_lab(hosts: Sequence[str], scratch: Path) -> None:
         gpu = [host for host in chosen if not host.startswith("gw")] or list(chosen)
         per = len([call for call in calls if call["what"] == "exec"]) / len(gpu)
         modules = len([call for call in calls if call["module"]]) / len(gpu)
-        name = Path(playbook).name if playbook != peer else "ordinary tasks"
+        name = playbook if playbook != PEER else "ordinary tasks"
         costs = f"{cost.cpu_s:.1f} | {cost.memory_mib:.0f} | {cost.wall_s:.1f}"
         print(f"| {name} | {len(chosen)} | {cost.changed} | {per:.1f} | {modules:.1f} | {costs} |", flush=True)
 
 
-def record(scratch: Path) -> Path:
+def record(name: str, scratch: Path) -> Path:
     """Record the answers of one lab host to a run that changes nothing."""
     log = scratch / "record.jsonl"
     log.write_text("")
     environment = {"ANSIBLE_CONNECTION_PLUGINS": str(scratch), "CONVERGE_LOG": str(log), "CONVERGE_RECORD": "1"}
-    play("playbooks/seats.yml", "-l", MODEL, "-c", "counted", environment=environment)
+    arguments = ["-l", MODEL, "--skip-tags", "alias"]
+    play(PLAYS[name][0], *arguments, environment={})  # the one that is recorded must change nothing
+    play(PLAYS[name][0], *arguments, "-c", "counted", environment=environment)
     records = [call for call in read_log(log) if call["what"] == "exec"]
-    path = scratch / "records.json"
+    path = scratch / f"records-{name}.json"
     path.write_text(json.dumps(records))
     shapes = collections.Counter(str(call["module"]).rpartition(".")[2] for call in records)
     size = sum(len(base64.b64decode(call["output"])) for call in records)
-    print(f"recorded {len(records)} calls of {MODEL} ({size / 1024:.0f} KiB of answers):", dict(shapes))
+    print(f"{name}: recorded {len(records)} calls of {MODEL} ({size / 1024:.0f} KiB of answers):", dict(shapes))
     return path
+
+
+def gateway_address() -> str:
+    """Return the address of the lab's gateway; the text of the firewall that a recorded host has holds it."""
+    command = ["ansible-inventory", "--host", "gw-1"]
+    output = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    return str(json.loads(output)["ansible_host"])
 
 
 def fleet(count: int, path: Path) -> None:
@@ -130,25 +143,27 @@ def fleet(count: int, path: Path) -> None:
 
 
 def measure_fleet(
-    playbook: str, counts: Sequence[int], forks: Sequence[int], scratch: Path, environment: Mapping[str, str]
+    playbooks: Mapping[str, tuple[str, Mapping[str, str]]], counts: Sequence[int], forks: Sequence[int], scratch: Path
 ) -> list[dict[str, Any]]:
-    """Run a playbook against fleets of simulated hosts; return what each run cost."""
-    print("\n| hosts | forks | changed | CPU s | CPU s per host | MiB | wall s |")
-    print("|---|---|---|---|---|---|---|")
+    """Run playbooks, each with its own environment, against fleets of simulated hosts; return what each run cost."""
+    print("\n| play | hosts | forks | changed | CPU s | CPU s per host | MiB | wall s |")
+    print("|---|---|---|---|---|---|---|---|")
     inventory = scratch / "inventory"
     inventory.mkdir()
     (inventory / "group_vars").symlink_to(PROJECT / "group_vars")
     variables = {
         "fleet_project_dir": str(PROJECT),
-        "gateway_host_address": "192.0.2.1",
+        "gateway_host_address": gateway_address(),
         "fleet_serial": 100,
         "fleet_validate_deploy": False,
+        "peer_host": MODEL,
     }
     arguments = ["-e", json.dumps(variables), "-l", "gpu_hosts", "--skip-tags", "alias"]
     rows = []
-    for count, fork in [(count, fork) for count in counts for fork in forks]:
+    for count, fork, name in itertools.product(counts, forks, playbooks):
+        playbook, environment = playbooks[name]
         fleet(count, inventory / "hosts.yml")
-        state = scratch / f"state-{count}-{fork}"
+        state = scratch / f"state-{count}-{fork}-{name}"
         state.mkdir()
         own = {
             **environment,
@@ -159,9 +174,9 @@ def measure_fleet(
         }
         load = os.getloadavg()[0]
         cost = play(playbook, *arguments, "--forks", str(fork), environment=own)
-        rows.append({"hosts": count, "forks": fork, "load_before": round(load, 1), **asdict(cost)})
+        rows.append({"play": name, "hosts": count, "forks": fork, "load_before": round(load, 1), **asdict(cost)})
         costs = f"{cost.cpu_s:.1f} | {cost.cpu_s / count:.3f} | {cost.memory_mib:.0f} | {cost.wall_s:.0f}"
-        print(f"| {count} | {fork} | {cost.changed} | {costs} |", flush=True)
+        print(f"| {name} | {count} | {fork} | {cost.changed} | {costs} |", flush=True)
     return rows
 
 
@@ -172,7 +187,7 @@ def build_parser() -> argparse.ArgumentParser:
     lab = kinds.add_parser("lab")
     lab.add_argument("hosts", nargs="*", default=[MODEL, "spark-1", "gw-1"])
     simulated = kinds.add_parser("simulated")
-    simulated.add_argument("--records", type=Path, help="answers of an earlier run; written when the file is not there")
+    simulated.add_argument("--without-peer", action="store_true")
     for kind in (simulated, kinds.add_parser("validate")):
         kind.add_argument("counts", nargs="+", type=int)
         kind.add_argument("--forks", nargs="+", type=int, default=[25])
@@ -191,16 +206,14 @@ def main() -> None:
         if args.kind == "lab":
             measure_lab(args.hosts, scratch)
             return
-        playbook, environment = "playbooks/validate.yml", {}
+        playbooks: dict[str, tuple[str, Mapping[str, str]]] = {"validate.yml": ("playbooks/validate.yml", {})}
         if args.kind == "simulated":
-            records = args.records if args.records and args.records.exists() else record(scratch)
-            if args.records and args.records != records:
-                args.records.write_text(records.read_text())
-            playbook, environment = "bench/converge/simulated.yml", {"CONVERGE_RECORDS": str(records)}
-        rows = measure_fleet(playbook, args.counts, args.forks, scratch, environment)
+            names = ["site.yml"] if args.without_peer else list(PLAYS)
+            playbooks = {name: (PLAYS[name][1], {"CONVERGE_RECORDS": str(record(name, scratch))}) for name in names}
+        rows = measure_fleet(playbooks, args.counts, args.forks, scratch)
         if args.json:
             with args.json.open("a") as file:
-                file.writelines(json.dumps({"playbook": playbook, **row}) + "\n" for row in rows)
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 if __name__ == "__main__":

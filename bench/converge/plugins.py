@@ -42,7 +42,7 @@ def _exec(self, cmd, in_data=None, sudoable=True):
 
 
 def _put(self, in_path, out_path):
-    _note(self, "put")
+    _note(self, "put", module=None)
     return _plain_put(self, in_path, out_path)
 
 
