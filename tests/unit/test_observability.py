@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from test_doc_commands import problem_of
 
 from seatfleet.core.health.metrics import parse
 from seatfleet.core.health.probe_report import prometheus_text as probe_text
 from seatfleet.core.report.exporter import METRICS, Drafter, least_acceptance, prometheus_text, samples
 from seatfleet.core.seat.stub import REFUSED
-from test_doc_commands import problem_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROMETHEUS = PROJECT / "files/observability/prometheus"
@@ -77,7 +77,7 @@ MISTAKES = [
     ('up{job="seatfleet-host"} == 0', 'up{job="seatfleet-hosts"} == 0'),
     ("seatfleet_export_timestamp_seconds > 600", "seatfleet_export_timestamp_seconds > 6000"),
     ("seatfleet_probe_timestamp_seconds > 1800", "seatfleet_probe_timestamp_seconds > 600"),
-    ('or on (host, seat)\n          (up{job="seatfleet-vllm"} == 0', 'unless on (host, seat)\n          (up == 2'),
+    ('or on (host, seat)\n          (up{job="seatfleet-vllm"} == 0', "unless on (host, seat)\n          (up == 2"),
     ('unless on (host) up{job="seatfleet-host"} == 1', 'unless on (host) up{job="seatfleet-host"} == 2'),
     ('up{job="seatfleet-stub"} == 0', 'up{job="seatfleet-stub"} == 2'),
     ('up{job="seatfleet-stub"} == 0 and on (host) up', 'up{job="seatfleet-stub"} == 0 or up'),
