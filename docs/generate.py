@@ -325,7 +325,7 @@ _SPEAKING = re.compile(
     r"|Mismatch|Unanswered)$|^(?:fail_json|stop|fail|warn|problem|_problem|_file_problem|bad|cell|Cell|_compare|_say"
     r"|not_checked|unchecked|print|add)$"
 )
-# Calls whose texts are patterns, help of the command line, descriptions of fields or questions to a model. What else has
+# Calls whose texts are patterns, help of the command line, descriptions of fields, questions to a model. What else has
 # three words or more is taken for a message: notes and reasons are put together far from where they are printed.
 _SILENT = re.compile(
     r"^(?:re|compile|search|match|fullmatch|findall|finditer|sub|_first_match|Field|Record|Table|Items|Question|user"

@@ -50,7 +50,7 @@ def test_messages_of_tasks_are_on_the_page_of_messages_whatever_their_form() -> 
 # One from each place that speaks to people: what a seat's status notes, what a rollout, a key, a pin, the guard, the
 # command line, a filter and a check of a host say. Most are put together far from where they are printed.
 PRINTED = [
-    "systemd gave it up; its port answers 503 with Retry-After: seatctl why dense on the host says why, then run site.yml",
+    "systemd gave it up; its port answers 503 with Retry-After: seatctl why a on the host says why, then run site.yml",
     "the process runs generation 0123456789ab, current is ba9876543210: run site.yml",
     "not in the inventory: playbooks/remove.yml removes it, or bring its entry back",
     "release 0.33.0-0123456789ab refuses these flags: --no-such-flag",
