@@ -10,7 +10,7 @@ from labrun import LAB, PROJECT, Lab
 
 PAGE = PROJECT / "docs/example.md"
 # A heading, or the commands of a block.
-PART = re.compile(r"^## (.+)$|^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PART = re.compile(r"^## ([^\n]+)$|^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The lab and the tooling of this run stand in for those that the page makes; real hardware stays out.
 HERE = {"make demo": "tests/integration/demo", "make lab-down": "lab/lab list"}
 
@@ -18,9 +18,7 @@ HERE = {"make demo": "tests/integration/demo", "make lab-down": "lab/lab list"}
 def test_the_worked_example(lab: Lab, tmp_path: Path) -> None:
     text = PAGE.read_text().split("## The same on real machines")[0]
     script = "\n".join(
-        f'echo "== $SECONDS s: {heading}"'
-        if heading
-        else "\n".join(HERE.get(line, line) for line in block.splitlines())
+        f'echo "== $SECONDS s: {heading}"' if heading else "\n".join(HERE.get(line, line) for line in block.split("\n"))
         for heading, block in PART.findall(text)
     )
     copy = lab.edited(tmp_path / "project", [])
