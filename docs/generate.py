@@ -318,20 +318,36 @@ SPEAKERS = (
     ("src/seatfleet/core/units", "Input"),
     ("", "Seats and hosts"),
 )
-# Calls whose text reaches a person: exceptions of ours, problems of the input, findings of the probe, module failures.
+# Calls whose every text reaches a person, down to two words: exceptions of ours, problems of the input, findings of the
+# probe, module failures.
 _SPEAKING = re.compile(
     r"(?:Error|Problem|Stop|Undecided|Verdict|Check|Refused|Refusal|SeatFailed|NotEstimable|CounterReset|FloorReached"
     r"|Mismatch|Unanswered)$|^(?:fail_json|stop|fail|warn|problem|_problem|_file_problem|bad|cell|Cell|_compare|_say"
-    r"|not_checked|unchecked)$"
+    r"|not_checked|unchecked|print|add)$"
 )
+# Calls whose texts are patterns, help of the command line, descriptions of fields, questions to a model. What else has
+# three words or more is taken for a message: notes and reasons are put together far from where they are printed.
+_SILENT = re.compile(
+    r"^(?:re|compile|search|match|fullmatch|findall|finditer|sub|_first_match|Field|Record|Table|Items|Question|user"
+    r"|add_argument|add_parser|add_argument_group|ArgumentParser|Failure|strftime|query|execute|run|send_header|replace"
+    r"|startswith|Random|named|build_wheel|user_message|legend|set_.*|section|fold|_figure|_svg)$"
+)
+# What is assigned to these, and what goes under these names into a call.
+_SILENT_NAMES = frozenset({"DOCUMENTATION", "EXAMPLES", "RETURN", "METRICS", "help", "description", "metavar"})
+# Prose of reports, pages, prompts and rendered files, where only the calls that speak do. Known failures have a page.
+_SILENT_FILES = (
+    "campaign/report.py", "campaign/plots.py", "campaign/pages.py", "campaign/prompts.py", "campaign/simulation.py",
+    "headroom/prompts.py", "probe/canary.py", "probe/workloads.py", "clients/wheels.py", "report/exporter.py",
+    "health/probe_report.py", "report/known_failures.py", "report/status_page.py", "seat/render_host.py",
+)  # fmt: skip
 
 
 def messages_page(intro: str) -> str:
     """Return the page of messages, after its part by symptom, which is written by hand."""
     found: dict[str, set[str]] = {}
-    for path in sorted(
-        [*ROOT.glob("src/seatfleet/**/*.py"), *PLUGINS.glob("modules/*.py"), *PLUGINS.glob("action/*.py")]
-    ):
+    # One level of directories below the plugins: the link to our own package is not followed.
+    programs = ("src/seatfleet/**/*.py", f"{PLUGINS.relative_to(ROOT)}/*/*.py", "roles/*/files/*.py")
+    for path in sorted(path for pattern in programs for path in ROOT.glob(pattern)):
         for text in _spoken(path):
             found.setdefault(_speaker(path), set()).add(text)
     for path in sorted([*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
@@ -370,13 +386,44 @@ def _plain(text: str) -> str:
 
 
 def _spoken(path: Path) -> Iterator[str]:
-    """Yield the texts in calls that speak to people, with … for what is filled in; short ones say nothing alone."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and _SPEAKING.search(_called(node.func)):
-            for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                text = " ".join(_text(argument).split())
-                if " " in text and len(re.sub(r"[… ]", "", text)) > 12:
-                    yield text
+    """Yield the texts that reach people, with … for what is filled in; short ones say nothing alone."""
+    enough = 99 if str(path).endswith(_SILENT_FILES) else 2
+    for text, least in _texts(ast.parse(path.read_text()), enough):
+        words = " ".join(text.split())
+        if words.count(" ") >= least and len(re.sub(r"[… ]", "", words)) > 12 and not _MARKUP.search(words):
+            yield words
+
+
+# Not for people: HTML, systemd, SQL, options, patterns, formats of lines; and the tails of sentences.
+_MARKUP = re.compile(
+    r"^<|</|^(?:SELECT|CREATE|ALTER|GRANT|DROP|REVOKE|INSERT|UPDATE|COMMENT)\b|^[\[#,;:~{+^|]|^--|==…|--hash|\\[sdw(]"
+    r"|^AF_|^…/bin/"
+)
+
+
+def _texts(node: ast.AST, least: int) -> Iterator[tuple[str, int]]:
+    """Yield every text below a node, the longest that is one expression, and how many spaces make it a message."""
+    if isinstance(node, ast.expr) and (text := _text(node)):
+        yield text, least
+        if not isinstance(node, ast.BinOp):
+            return
+    if isinstance(node, ast.Call):
+        name = _called(node.func)
+        if _SILENT.search(name):
+            return
+        least = 1 if _SPEAKING.search(name) else least
+    for child in ast.iter_child_nodes(node):
+        docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+        if not docstring and _SILENT_NAMES.isdisjoint(_names(child)):
+            yield from _texts(child, least)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node gives to something."""
+    if isinstance(node, ast.keyword):
+        yield node.arg or ""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _called(function: ast.expr) -> str:

@@ -45,3 +45,31 @@ def test_messages_of_tasks_are_on_the_page_of_messages_whatever_their_form() -> 
     assert "The aliases of … stay closed. Run site.yml when the seat answers.\n" in page
     # Of a refusal that is no exception named Error.
     assert "- the seat has no kv\\_cache\\_memory to start from" in page
+
+
+# One from each place that speaks to people: what a seat's status notes, what a rollout, a key, a pin, the guard, the
+# command line, a filter and a check of a host say. Most are put together far from where they are printed.
+PRINTED = [
+    "systemd gave it up; its port answers 503 with Retry-After: seatctl why a on the host says why, then run site.yml",
+    "the process runs generation 0123456789ab, current is ba9876543210: run site.yml",
+    "not in the inventory: playbooks/remove.yml removes it, or bring its entry back",
+    "release 0.33.0-0123456789ab refuses these flags: --no-such-flag",
+    "key infra-ops: its new value already belongs to key all-agents",
+    "the key's team does not allow this alias: add it to the team's models",
+    "the KV pin of flash-next was never measured on this host: playbooks/headroom.yml",
+    "the memory guard killed it at 2030-01-01 00:00: 1.0 GiB were left; give it less memory and run site.yml, "
+    "or: seatctl guard clear dense",
+    "seat dense may be started again: run site.yml",
+    "seatctl campaign: stopped by SIGTERM; what is complete is kept, run it again to go on",
+    "status_table needs a list of rows of seat_status, got str",
+    "the driver was upgraded under the running kernel module (580 to 590): reboot, then hold its packages",
+    "no failed start in the journal that is kept, no failed probe in the evidence",
+]
+
+
+@pytest.mark.parametrize("message", PRINTED)
+def test_what_is_printed_anywhere_is_on_the_page_of_messages(message: str) -> None:
+    lines = (PROJECT / "docs/messages.md").read_text().splitlines()
+    texts = [re.sub(r"\\(.)", r"\1", line.removeprefix("- ")) for line in lines if line.startswith("- ")]
+    told = [text for text in texts if re.fullmatch(".*".join(map(re.escape, text.split("…"))), message)]
+    assert [text for text in told if len(text) > 20], message

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from test_doc_commands import problem_of
 
 from seatfleet.core.health.metrics import parse
 from seatfleet.core.health.probe_report import prometheus_text as probe_text
@@ -76,6 +77,11 @@ MISTAKES = [
     ('up{job="seatfleet-host"} == 0', 'up{job="seatfleet-hosts"} == 0'),
     ("seatfleet_export_timestamp_seconds > 600", "seatfleet_export_timestamp_seconds > 6000"),
     ("seatfleet_probe_timestamp_seconds > 1800", "seatfleet_probe_timestamp_seconds > 600"),
+    ('or on (host, seat)\n          (up{job="seatfleet-vllm"} == 0', "unless on (host, seat)\n          (up == 2"),
+    ('unless on (host) up{job="seatfleet-host"} == 1', 'unless on (host) up{job="seatfleet-host"} == 2'),
+    ('up{job="seatfleet-stub"} == 0', 'up{job="seatfleet-stub"} == 2'),
+    ('up{job="seatfleet-stub"} == 0 and on (host) up', 'up{job="seatfleet-stub"} == 0 or up'),
+    ("seatfleet_probe_exit_code == 0\n", "seatfleet_probe_exit_code >= 0\n"),
 ]
 
 
@@ -106,6 +112,25 @@ def test_every_alert_says_what_to_do_and_has_its_section_for_the_night() -> None
         assert rule["annotations"]["page"] == f"docs/night.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["alert"] in headings
+
+
+def test_the_commands_of_alerts_are_ones_and_name_the_host() -> None:
+    """Typed at night, as they are: without a host a verb would reach seats of the same name elsewhere."""
+    found = []
+    for rule in alerts():
+        text = re.sub(r"{{ \$labels.host }}", "fv-ml1", rule["annotations"]["do"])
+        text = re.sub(r"{{ \$labels.seat }}", "flash-next", text)
+        for command in re.findall(r"(?:ansible-playbook|seatctl) [^;,]*?(?=[;,]| says| puts| opens|$)", text):
+            found.append(command)
+            assert problem_of(command) is None, command
+            assert "-l fv-ml1" in command or command.startswith("seatctl"), command
+        assert "playbooks/" not in text.replace("ansible-playbook playbooks/", ""), f"half a command: {text}"
+    assert len(found) > 10
+
+
+def test_the_jobs_that_alerts_go_by_are_scraped() -> None:
+    jobs = {job["job_name"] for job in yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]}
+    assert set(re.findall(r'job="([^"]+)"', (PROMETHEUS / "alerts.yml").read_text())) == jobs
 
 
 # ---- the names that alerts and dashboard use -------------------------------------------------------------------------
