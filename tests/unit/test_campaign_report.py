@@ -13,6 +13,7 @@ from campaign_raw import MTP, World, make_raw
 from seatfleet.campaign.rawdata import RawCampaign, RawError
 from seatfleet.campaign.report import Mismatch, brief, compare, facts, steps_table, verify, write_report
 
+EVIDENCE = Path(__file__).resolve().parents[2] / "docs/evidence"
 SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}
 
 
@@ -226,3 +227,8 @@ def test_a_report_that_lacks_something_differs(raw: RawCampaign):
     path.write_text(json.dumps(content))
     with pytest.raises(Mismatch, match=r"campaign\.redone is in one of them only"):
         verify(raw, raw.path / "report")
+
+
+@pytest.mark.parametrize("kept", sorted(EVIDENCE.glob("campaign-*/*/campaign.json")), ids=lambda file: file.parent.name)
+def test_reports_that_are_kept_as_evidence_still_follow_from_their_raw_data(kept: Path):
+    verify(RawCampaign(kept.parent), kept.parent / "report")
