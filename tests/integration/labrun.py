@@ -16,6 +16,9 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 # The tests' own lab, unless told of another that may be changed: molecule's, of whoever started it.
 LAB = Path(os.environ.get("SEATFLEET_TEST_LAB") or PROJECT / ".lab-test").resolve()
+CACHE = Path(
+    os.environ.get("SEATFLEET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seatfleet"
+).expanduser()
 HOSTS = ("fv-ml1", "spark-1", "gw-1")
 # PLAY RECAP, one line per host.
 RECAP = re.compile(

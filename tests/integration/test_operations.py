@@ -8,12 +8,11 @@ import subprocess
 from pathlib import Path
 
 from hammer import DESIGNED, OK
-from labrun import Lab
+from labrun import CACHE, Lab
 from seatlife import HOST, UNIT, call, client_of
 
 from seatfleet.core.health.metrics import parse
 
-CACHE = Path(os.environ.get("SEATFLEET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seatfleet")
 SEATCTL = "/opt/vllm/toolbox/bin/seatctl"
 
 
@@ -40,7 +39,7 @@ def test_a_host_says_what_its_seats_are(lab: Lab) -> None:
     assert len(proofs) == 3
     assert set(proofs.values()) == {1.0}
     checked = subprocess.run(
-        [str((CACHE / "tools/promtool").expanduser()), "check", "metrics"],
+        [str(CACHE / "tools/promtool"), "check", "metrics"],
         input=text,
         capture_output=True,
         text=True,

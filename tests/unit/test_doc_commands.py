@@ -1,8 +1,8 @@
 """Every command in the documents is one: parsed by the very program it is for, or named here as needing more.
 
 Parsing finds what goes wrong with documents: verbs, options, playbooks, variables, tags, hosts and targets that were
-renamed. What the commands *do* is shown by the lab tests; those of docs/example.md are run one by one in
-``tests/integration/nightly/test_example.py``.
+renamed. What the commands *do* is shown by ``tests/integration/nightly/test_doc_blocks.py``, which types them on lab
+hosts, and for docs/example.md by ``test_example.py``; here each has to be in one of them, or to be excused.
 """
 
 from __future__ import annotations
@@ -27,56 +27,11 @@ from ansible.cli.vault import VaultCLI
 from seatfleet.cli import build_parser
 from seatlab.cli import parser as build_lab_parser
 
-PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([PROJECT / "README.md", PROJECT / "lab/README.md", *PROJECT.glob("docs/*.md")])
-# What may stand before the program: "! " for one that is expected to fail, a variable of the environment.
-ASSIGNED = re.compile(r"^(?:! |[A-Z_]+=\S+ )*")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# The first words of a line in an indented block that make it a command.
-WORDS = (
-    "make",
-    "ansible",
-    "ansible-playbook",
-    "ansible-vault",
-    "ansible-doc",
-    "ansible-inventory",
-    "seatctl",
-    "lab/lab",
-)
-
-
-def program(command: str) -> str:
-    """Return what a command runs."""
-    return ASSIGNED.sub("", command).split()[0]
-
-
-def commands(text: str) -> Iterator[str]:
-    """Yield the commands of a page: lines of ``sh`` fences, and of indented blocks that begin with a known word."""
-    fences = [match[2] for match in FENCE.finditer(text) if match[1] in ("sh", "bash")]
-    shown = [line[2:] for match in FENCE.finditer(text) for line in match[2].splitlines() if line.startswith("$ ")]
-    rest = FENCE.sub("", text)
-    indented = [line[4:] for line in rest.splitlines() if line.startswith("    ") and line.split()[:1]]
-    for line in joined("\n".join([*fences, *shown])):
-        yield line
-    for line in joined("\n".join(indented)):
-        if program(line) in WORDS:
-            yield line
-    # In tables and running text: `seatctl …` and `ansible-playbook …` in backquotes.
-    prose = re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)
-    for match in re.finditer(r"`((?:seatctl|ansible-playbook|make) [^`…]+)`", prose):
-        yield " ".join(match[1].split())
-
-
-def joined(text: str) -> Iterator[str]:
-    """Yield the lines of a block without comments, those that end in a backslash joined."""
-    for line in text.replace("\\\n", " ").splitlines():
-        bare = (
-            " ".join(shlex.split(line, comments=True)) if "'" not in line and '"' not in line else line.split(" # ")[0]
-        )
-        for part in bare.split(" && "):
-            if part.strip() and not part.strip().startswith("#"):
-                yield part.strip()
-
+# Behind tests/unit, which has modules of the same names.
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+sys.path.append(str(Path(__file__).parents[1] / "integration/nightly"))
+import test_doc_blocks as blocks
+from documented import ASSIGNED, EXAMPLE, PAGES, PROJECT, block_with, commands, here, named_only, program, same
 
 ALL = [(page, command) for page in PAGES for command in commands(page.read_text())]
 
@@ -170,8 +125,12 @@ CHECKS: dict[str, Callable[[list[str]], str | None]] = {
 ELSEWHERE = {
     ".": "bash; run by nightly/test_example.py",
     "sed": "run by nightly/test_example.py",
-    "systemd-analyze": "a host with a seat; run by tests/integration/test_security.py",
-    "ssh-keyscan": "a host of your own, whose console has to be compared with what it prints",
+    **dict.fromkeys(
+        ("systemd-analyze", "ssh-keyscan", "journalctl", "curl", "openssl", "eval"), "run by nightly/test_doc_blocks.py"
+    ),
+    "nvidia-smi": "a card",
+    "lab/system-packages": "root on a machine that may be changed; run by make prepare",
+    "lab/gateway/prepare": "downloads; run by make prepare",
     "ansible-builder": "a tool that this project does not install; the file it reads is checked by test_runner.py",
 }
 
@@ -221,6 +180,69 @@ def test_commands_are_found() -> None:
     text = f"a\n\n    make demo    # minutes\n\n{fence}`make unit`, `x`\n"
     assert list(commands(text)) == ["seatctl plan --help", ". lab/env", "make demo", "make unit"]
     assert len(ALL) > 100
+
+
+# ---- what runs them -------------------------------------------------------------------------------------------------
+
+TYPED = {same(here(command)): here(command) for page, command in ALL if page != EXAMPLE and not named_only(command)}
+
+
+def without_a_test(command: str) -> bool:
+    """Tell whether a command is neither typed on lab hosts nor excused."""
+    return same(command) not in map(same, blocks.RUN) and not command.startswith(tuple(blocks.ELSEWHERE))
+
+
+def test_every_command_is_typed_by_a_test_or_excused() -> None:
+    assert [command for command in TYPED.values() if without_a_test(command)] == []
+    assert without_a_test("ansible-playbook playbooks/new.yml -l fv-ml1")
+    assert without_a_test("ansible-playbook site.yml -l fv-ml1 --tags seat")
+
+
+def test_what_is_typed_is_in_the_documents_and_not_excused() -> None:
+    assert [command for command in blocks.RUN if same(command) not in TYPED] == []
+    assert [command for command in blocks.RUN if command.startswith(tuple(blocks.ELSEWHERE))] == []
+    assert {*blocks.CODES, *blocks.WRITES} <= blocks.LOOKS.keys()
+    # Names that stand for something would be typed as they are.
+    assert [
+        command for command in blocks.RUN if re.search(r"(?<![$A-Z_{])\b[A-Z]{2,}\b(?!=)|spark-1\b(?!')|<", command)
+    ] == []
+
+
+def test_every_excuse_is_needed_and_names_tests_that_are_there() -> None:
+    assert [
+        begin for begin in blocks.ELSEWHERE if not any(command.startswith(begin) for command in TYPED.values())
+    ] == []
+    named = re.findall(r"tests/[\w/]+\.py", " ".join(blocks.ELSEWHERE.values()))
+    assert len(named) > 10
+    assert [name for name in named if not (PROJECT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "typed"),
+    [
+        ("ansible-playbook site.yml", "ansible-playbook site.yml -l '!spark-1'"),
+        ("ansible-playbook site.yml [-l HOST]", "ansible-playbook site.yml -l fv-ml1"),
+        ("ansible-playbook -i inventory/production site.yml", "ansible-playbook -i inventory/production site.yml"),
+        ("ansible spark-1 -a 'x vllm-seat-agent'", "ansible fv-ml1 -a 'x vllm-seat-flash-next'"),
+        ("seatctl why SEAT", "/opt/vllm/toolbox/bin/seatctl why flash-next"),
+        ("seatctl status /tmp/x.json", "seatctl status $SCRATCH/x.json"),
+        ("ansible-playbook x.yml -e seat=NAME -l HOST", "ansible-playbook x.yml -e seat=flash-next -l fv-ml1"),
+        ("seatctl export --host NAME", "/opt/vllm/toolbox/bin/seatctl export --host fv-ml1"),
+    ],
+)
+def test_what_stands_for_a_readers_names(written: str, typed: str) -> None:
+    assert here(written) == typed
+
+
+def test_order_of_options_and_verbs_that_are_only_named() -> None:
+    assert same("a -l h -e s=1") == same("a -e s=1 -l h") != same("a -l h")
+    assert [named_only(command) for command in ("seatctl probe", "seatctl why x", "make unit")] == [True, False, False]
+
+
+def test_the_call_of_the_readme_is_found_whole() -> None:
+    script = block_with((PROJECT / "README.md").read_text(), "chat/completions")
+    assert script.startswith("url=$(")
+    assert script.rstrip().endswith("}'")
 
 
 # ---- what the project has -------------------------------------------------------------------------------------------

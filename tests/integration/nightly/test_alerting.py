@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import subprocess
 import threading
 import time
@@ -18,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from labrun import PROJECT
+from labrun import CACHE, PROJECT
 
 from seatfleet.core.report.exporter import prometheus_text
 
-CACHE = Path(os.environ.get("SEATFLEET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "seatfleet")
 FILES = PROJECT / "files/observability/prometheus"
 SHARE = (
     "mount -t tmpfs none /usr/share && mkdir -p /usr/share/prometheus && "
@@ -66,7 +64,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def running(directory: Path, name: str, *arguments: str) -> Iterator[None]:
-    program = (CACHE / "tools" / name).expanduser()
+    program = CACHE / "tools" / name
     assert program.exists(), f"{program} is not there: make tools"
     with (directory / f"{name}.log").open("w") as log:
         # A /usr/share of its own: Debian's Alertmanager reads templates there, and is not installed.
