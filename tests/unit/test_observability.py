@@ -60,6 +60,8 @@ def test_every_alert_has_both_kinds_of_test() -> None:
 # One mistake per alert; the tests of the rules must notice each.
 MISTAKES = [
     ("seatfleet_seat_running == 0", "seatfleet_seat_running == 2"),
+    ("seatfleet_seat_stopped == 1)", "seatfleet_seat_stopped == 0)"),
+    ("for: 12h", "for: 1h"),
     ("> seatfleet_seat_ready_timeout_seconds", "> 0"),
     ("increase(seatfleet_seat_restarts_total[1h]) > 1.5", "increase(seatfleet_seat_restarts_total[1h]) > 0.5"),
     ("vllm:iteration_tokens_total_count[5m])) == 0", "vllm:iteration_tokens_total_count[5m])) >= 0"),
