@@ -374,6 +374,8 @@ def messages(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def table(statuses: Sequence[Mapping[str, Any]]) -> str:
     """Return one aligned line per seat, then every note in full; ``statuses`` are :meth:`SeatStatus.as_dict`."""
+    if not statuses:
+        return "no seats"
     return "\n".join([*aligned([_COLUMNS, *(_row(status) for status in statuses)]), *messages(statuses)])
 
 
