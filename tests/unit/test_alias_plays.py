@@ -35,7 +35,7 @@ def rendered(value: Any, variables: dict[str, Any]) -> Any:
 def tasks_of(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for entry in entries:
         yield entry
-        for part in ("tasks", "block", "always", "rescue"):
+        for part in ("tasks", "post_tasks", "block", "always", "rescue"):
             yield from tasks_of(entry.get(part, []))
 
 

@@ -17,6 +17,7 @@ from seatfleet.cli import main
 from seatfleet.core.host import guard
 from seatfleet.core.host.guard import Config, Guard, Guarded, Judge
 from seatfleet.core.paths import SeatPaths
+from seatfleet.core.seat import stopped
 from seatfleet.core.units import GIB
 
 FLOOR = 4 * GIB
@@ -92,6 +93,7 @@ def current(root: Path, seat: str, generation: str) -> None:
 
 def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> None:
     current(tmp_path, "agent", "0123456789ab")
+    stopped.write("agent", stopped.Mark(1.0), tmp_path)
     machine, said = run(tmp_path, [9, 3, 3, 9, 9])
     assert machine.calls == [
         ("kill", "vllm-seat-agent.service"),
@@ -102,6 +104,7 @@ def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> N
     assert said == ["killed seat agent: 3.00 GiB of memory were available, the floor is 4.00 GiB"]
     mark = guard.read_marker("agent", tmp_path)
     assert mark is not None
+    assert stopped.read("agent", tmp_path) is None, "it was started by hand since, and is not out for maintenance"
     assert (mark["available"], mark["generation"]) == (3 * GIB, "0123456789ab")
 
 

@@ -389,6 +389,10 @@ def test_the_memory_guards_mark_is_told() -> None:
         ),
         ("NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "X6"),
         ("Out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:1234kB, anon-rss:99kB", "M20"),
+        ("Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1234kB, anon-rss:99kB", "M20"),
+        ("NVRM: Xid (PCI:0000:01:00): 119, pid=4711, name=nvidia-smi, Timeout after 6s of waiting for RPC", "X24"),
+        ("python3[4711]: segfault at 0 ip 00007ff3df585ad8 sp 00007ffe3c7b4808 error 4 in libc.so.6[167ad8]", "X25"),
+        ("VLLM::EngineCor[4711]: unhandled exception: DABT (lower EL), ESR 0x0000000092000004", "X25"),
         ("NVRM: API mismatch: the client has the version 580.95.05, but", "X1"),
     ],
 )

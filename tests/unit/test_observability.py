@@ -61,6 +61,8 @@ def test_every_alert_has_both_kinds_of_test() -> None:
 # One mistake per alert; the tests of the rules must notice each.
 MISTAKES = [
     ("seatfleet_seat_running == 0", "seatfleet_seat_running == 2"),
+    ("seatfleet_seat_stopped == 1)", "seatfleet_seat_stopped == 0)"),
+    ("for: 12h", "for: 1h"),
     ("> seatfleet_seat_ready_timeout_seconds", "> 0"),
     ("increase(seatfleet_seat_restarts_total[1h]) > 1.5", "increase(seatfleet_seat_restarts_total[1h]) > 0.5"),
     ("vllm:iteration_tokens_total_count[5m])) == 0", "vllm:iteration_tokens_total_count[5m])) >= 0"),
@@ -79,6 +81,8 @@ MISTAKES = [
     ("seatfleet_probe_timestamp_seconds > 1800", "seatfleet_probe_timestamp_seconds > 600"),
     ('or on (host, seat)\n          (up{job="seatfleet-vllm"} == 0', "unless on (host, seat)\n          (up == 2"),
     ('unless on (host) up{job="seatfleet-host"} == 1', 'unless on (host) up{job="seatfleet-host"} == 2'),
+    ("last_over_time(seatfleet_seat_stopped[1d]) == 1", "seatfleet_seat_stopped == 1"),
+    ("last_over_time(seatfleet_seat_stopped[1d]) == 1", "last_over_time(seatfleet_seat_stopped[1d])"),
     ('up{job="seatfleet-stub"} == 0', 'up{job="seatfleet-stub"} == 2'),
     ('up{job="seatfleet-stub"} == 0 and on (host) up', 'up{job="seatfleet-stub"} == 0 or up'),
     ("seatfleet_probe_exit_code == 0\n", "seatfleet_probe_exit_code >= 0\n"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.core.paths import SeatPaths
+from seatfleet.core.seat import stopped
 from seatfleet.core.seat.removal import Stop, remove, stop
 from seatfleet.core.seat.render import render
 from seatfleet.core.seat.rollout import roll_out
@@ -91,7 +94,8 @@ def test_a_stopped_seat_is_whole_and_starts_at_boot(machine: FakeMachine) -> Non
     assert machine.process is not None
     machine.requests = [1, 0, 0]
     assert stop(machine, machine.paths, check=False) == Stop(SEAT, ran=True, drained_s=2.0, aborted=0)
-    assert (machine.process, machine.enabled, left(machine.paths.root)) == (None, True, before)
+    added = {"run", "run/seatfleet-stopped", f"run/seatfleet-stopped/{SEAT}.json"}
+    assert (machine.process, machine.enabled, left(machine.paths.root) - before) == (None, True, added)
     machine.calls.clear()
     assert stop(machine, machine.paths, check=False) == Stop(SEAT)
     assert machine.calls == []
@@ -104,3 +108,41 @@ def test_a_stop_that_does_not_work_says_so(machine: FakeMachine) -> None:
     failure = stop(machine, machine.paths, check=False).failure
     assert failure is not None
     assert failure.startswith("it was not stopped: the seat does not stop")
+    assert stopped.read(SEAT, machine.paths.root) is None
+
+
+def test_a_second_stop_does_not_forget_when_the_first_was(machine: FakeMachine) -> None:
+    root = machine.paths.root
+    stop(machine, machine.paths, check=True)
+    assert stopped.read(SEAT, root) is None
+    stop(machine, machine.paths, check=False, closed=["gen-large"])
+    stopped.write(SEAT, stopped.Mark(7.0), root)
+    stop(machine, machine.paths, check=False, closed=["gen-large"])
+    assert stopped.read(SEAT, root) == stopped.Mark(7.0, ("gen-large",))
+    # Started again in a way that removed no mark, and stopped again: another maintenance.
+    machine.sub = "running"
+    stop(machine, machine.paths, check=False)
+    assert (stopped.read(SEAT, root) or stopped.Mark(0)).at > 1e9
+    remove(machine, machine.paths, weights=False, releases=False, check=False)
+    assert stopped.read(SEAT, root) is None
+
+
+def test_a_seat_that_had_failed_is_stopped_on_purpose_from_then_on(machine: FakeMachine) -> None:
+    machine.process, machine.sub, machine.result = None, "failed", "timeout"
+    assert stop(machine, machine.paths, check=False) == Stop(SEAT)
+    assert stopped.read(SEAT, machine.paths.root) is not None
+    assert machine.unit_state(machine.paths.unit.name).active == "inactive"
+
+
+def test_proofs_of_closed_aliases_are_dropped_and_the_time_of_the_proof_is_kept(machine: FakeMachine) -> None:
+    file = machine.paths.root / "var/lib/seatfleet/evidence/gateway.json"
+    stop(machine, machine.paths, check=False, closed=["gen-large"])  # without any proof
+    cells = [{"alias": alias, "key": "infra-ops", "ok": True} for alias in ("gen-large", "gen-small")]
+    file.write_text(json.dumps({"format": 1, "cells": cells}))
+    os.utime(file, (1_790_000_000, 1_790_000_000))
+    stop(machine, machine.paths, check=False, closed=["gen-large"])
+    assert json.loads(file.read_text()) == {"format": 1, "cells": cells[1:]}
+    assert file.stat().st_mtime == 1_790_000_000
+    file.write_text("half a fi")
+    stop(machine, machine.paths, check=False, closed=["gen-large"])
+    assert file.read_text() == "half a fi"

@@ -19,6 +19,7 @@ from seat_examples import UUIDS, WRITTEN
 
 from seatfleet.core.paths import SeatPaths
 from seatfleet.core.seat.render import load_generation
+from seatfleet.core.seat.stopped import read as read_mark
 
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = "ansible_collections.seatfleet.fleet.plugins"
@@ -254,8 +255,10 @@ def test_rollback_and_removal(
     assert (shown["changed"], shown["diff"][0]["after"]) == (False, "api-key.env: (secret)\n")
 
     for check, changed in ((True, True), (False, True), (False, False)):
-        assert call(stopped, capsys, check, seats=["a"])["changed"] is changed
+        assert call(stopped, capsys, check, seats=["a"], closed={"a": ["gen-large"]})["changed"] is changed
         assert (machine.process is None) is not check
+        mark = read_mark("a", tmp_path)
+        assert (mark.closed if mark else None) == (None if check else ("gen-large",))
     assert call(rollout, capsys, False, **other)["seats"][0]["action"] == "start"
 
     for check in (True, False):

@@ -12,6 +12,7 @@ import pytest
 from seatfleet.commands import settle
 from seatfleet.core.host import guard, machine
 from seatfleet.core.host.processes import UnitState
+from seatfleet.core.seat import stopped
 from seatfleet.core.seat.rollout import RolloutError
 
 SEAT = "flash-next"
@@ -50,6 +51,7 @@ def after_rollout(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, k
     if killed_by_guard:
         marker.touch()
     monkeypatch.setattr(guard, "marker", lambda seat: marker)
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
     monkeypatch.setattr(machine, "LocalMachine", lambda lock_timeout_s: host)
     return settle.run(argparse.Namespace(seat=SEAT, after_rollout=True))
 
@@ -67,6 +69,23 @@ def test_others_are_left_alone(
     host = Host(state)
     assert after_rollout(host, monkeypatch, tmp_path, killed_by_guard) == 0
     assert host.calls == ["lock"]
+
+
+def test_a_seat_that_an_operator_stopped_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
+    stopped.write(SEAT, stopped.Mark(1.0))
+    host = Host(STOPPED)
+    assert after_rollout(host, monkeypatch, tmp_path) == 0
+    assert host.calls == ["lock"]
+
+
+def test_a_start_of_any_kind_ends_a_maintenance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
+    monkeypatch.setattr(guard, "GUARDED", str(tmp_path / "guarded"))
+    monkeypatch.setattr(machine, "_systemctl", lambda *_, **__: "")
+    stopped.write(SEAT, stopped.Mark(1.0))
+    machine.LocalMachine().start(UNIT)
+    assert stopped.read(SEAT) is None
 
 
 def test_a_start_that_fails_is_told(

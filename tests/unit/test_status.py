@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from fake_machine import FakeMachine
+from probe_stub import RUNNING as PROCESS
 from seat_examples import CPU, RELEASE, TINY, seat
 
 from seatfleet.cli import main
+from seatfleet.clients.probe import SystemHost
 from seatfleet.core.health.metrics import parse
 from seatfleet.core.host.machine_facts import Tenant, foreign, parse_tenants, started_at
 from seatfleet.core.host.sockets import Owner
@@ -21,6 +24,8 @@ from seatfleet.core.paths import SeatPaths
 from seatfleet.core.report.exporter import prometheus_text, samples
 from seatfleet.core.report.status import SeatStatus, Surroundings, read_history, seat_status, table
 from seatfleet.core.report.status_page import page
+from seatfleet.core.seat import stopped
+from seatfleet.core.seat.removal import stop
 from seatfleet.core.seat.render import render
 from seatfleet.core.seat.rollout import roll_out
 from seatfleet.core.seat.staging import stage_host
@@ -63,6 +68,64 @@ def test_a_seat_that_was_given_up_says_what_answers_for_it(machine: FakeMachine)
     )
     assert not status.running
     assert "failed (start-limit-hit, status 1)" in table([status.as_dict()])
+
+
+def test_a_seat_out_for_maintenance_is_no_broken_one(machine: FakeMachine) -> None:
+    cells = [{"alias": "gen-large", "key": "infra-ops", "ok": True, "expected": "allow"}]
+    look_at = {"managed": True, "aliases": ["gen-large", "gen-open"], "cells": cells, "around": NOW}
+
+    def seen() -> tuple[SeatStatus, str, str]:
+        status = seat_status(machine, machine.paths, "fv-ml1", **look_at)
+        rows = [json.loads(json.dumps(status.as_dict()))]
+        return status, table(rows), page(rows)
+
+    stop(machine, machine.paths, check=False, closed=["gen-large"])
+    status, text, html = seen()
+    assert (status.state, status.proven, status.closed) == (
+        "stopped",
+        {"gen-large": [], "gen-open": []},
+        ("gen-large",),
+    )
+    assert status.stopped is not None
+    (note,) = status.notes
+    assert note.startswith("stopped on purpose at 20")
+    assert "inactive" not in text + html
+    assert re.search(r"  stopped .*  closed none$", text.splitlines()[1])
+    assert '<td class="warn">stopped</td>' in html
+    assert "0 of 1 seats READY, 1 stopped on purpose" in html
+    assert 'class="bad"' not in html
+    assert "closed none" in html
+    page_of_host = prometheus_text(samples("h", [status], {}, now=0, memory=(1, 1), proof={}, proven_at=None))
+    assert 'seatfleet_seat_stopped{host="h",seat="lab-oracle"} 1' in page_of_host
+    # Started by hand, and it failed: now it is broken, whatever mark is left.
+    machine.sub, machine.result = "failed", "exit-code"
+    status, text, html = seen()
+    assert (status.stopped, status.closed) == (None, ())
+    assert "failed (exit-code, status 1)" in text
+    assert 'class="bad"' in html
+    machine.sub, machine.result = "dead", "success"
+    stopped.clear(SEAT, machine.paths.root)
+    assert seen()[0].state == "inactive", "without a mark nobody knows that it was on purpose"
+
+
+@pytest.mark.parametrize(("active", "code"), [("inactive", 4), ("failed", 3), (None, 3)])
+def test_the_timed_probe_of_a_stopped_seat_says_nothing(
+    active: str | None, code: int, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither an exit code for an alert, nor a failure in the history; one that was started by hand is probed."""
+    unit = dataclasses.replace(PROCESS, active=active, sub="dead", main_pid=0) if active else None
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
+    monkeypatch.setattr(SystemHost, "unit", lambda _: unit)
+    file, evidence, written = tmp_path / "manifest.json", tmp_path / "evidence", tmp_path / "seat.prom"
+    manifest = json.loads((machine.paths.current / "manifest.json").read_text())
+    file.write_text(json.dumps({**manifest, "api_key_file": None, "port": 9, "base_url": "http://127.0.0.1:9"}))
+    written.write_text("old")
+    command = ["probe", "--manifest", str(file), "--ready-timeout", "0", "--evidence", str(evidence)]
+    stopped.write(SEAT, stopped.Mark(1.0))
+    assert main([*command, "--prometheus", str(written)]) == code
+    assert written.exists() is (code == 3)
+    assert evidence.exists() is (code == 3)
+    assert main(command) == 3, "who asks by hand gets an answer"
 
 
 def test_somebody_else_on_the_port_is_named_as_such(machine: FakeMachine) -> None:

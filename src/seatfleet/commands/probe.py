@@ -10,8 +10,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from seatfleet.core.health.probe_report import EXIT_INTERNAL, LEVELS
+from seatfleet.core.health.probe_report import EXIT_BUSY, EXIT_INTERNAL, LEVELS
+
+if TYPE_CHECKING:
+    from seatfleet.clients.systemd import UnitState
 
 HELP = "prove that a running seat works and is the one that was declared"
 
@@ -22,7 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=LEVELS, default="identity", help="how far to go; each includes the former")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="keep the report, goldens and baselines there")
-    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="write the result as Prometheus text there")
+    parser.add_argument(
+        "--prometheus",
+        type=Path,
+        metavar="FILE",
+        help="write the result as Prometheus text there; a seat that is stopped on purpose has none, and is not probed",
+    )
     parser.add_argument(
         "--ready-timeout", type=float, metavar="S", help="seconds to wait for READY, 0 to try once (default: manifest)"
     )
@@ -49,6 +58,11 @@ def run(args: argparse.Namespace) -> int:
     from seatfleet.core.seat.manifest import load_manifest, read_api_key
 
     manifest = load_manifest(args.manifest)
+    # The timed probe: what it says of a seat out for maintenance would be an alarm, and a failure in the history.
+    if args.prometheus and _stopped_on_purpose(manifest.seat, SystemHost(manifest.unit).unit()):
+        print(f"seat {manifest.seat} is stopped on purpose: nothing is probed")
+        args.prometheus.unlink(missing_ok=True)
+        return EXIT_BUSY
     key = read_api_key(manifest.api_key_file) if manifest.api_key_file else None
     options = Options(
         ready_timeout_s=manifest.ready_timeout_s if args.ready_timeout is None else args.ready_timeout,
@@ -74,3 +88,10 @@ def run(args: argparse.Namespace) -> int:
         # A full disk says nothing about the seat.
         print(f"seatctl probe: the report was not kept: {error}", file=sys.stderr)
     return report.exit
+
+
+def _stopped_on_purpose(seat: str, unit: UnitState | None) -> bool:
+    """Return whether an operator took the seat out of service, and nobody has started it since."""
+    from seatfleet.core.seat import stopped
+
+    return unit is not None and unit.active == "inactive" and stopped.read(seat) is not None

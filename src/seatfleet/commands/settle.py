@@ -50,11 +50,13 @@ def _start_what_was_left(seat: str) -> int:
     from seatfleet.core.host import guard
     from seatfleet.core.host.machine import LocalMachine
     from seatfleet.core.paths import SeatPaths
+    from seatfleet.core.seat import stopped
     from seatfleet.core.seat.rollout import RolloutError
 
     machine, unit = LocalMachine(lock_timeout_s=float("inf")), SeatPaths(seat).unit.name
     with machine.start_lock():
-        left_stopped = machine.unit_state(unit).left_stopped and not guard.marker(seat).exists()
+        on_purpose = guard.marker(seat).exists() or stopped.marker(seat).exists()
+        left_stopped = machine.unit_state(unit).left_stopped and not on_purpose
     # Only now: a start under the lock would be one that a rollout watches, and nothing would be settled.
     if left_stopped:
         print(f"a rollout ended and left {unit} stopped: starting it")

@@ -1,7 +1,8 @@
 """Say why a seat failed the last time: the first cause of its last failed start and of its last failed probe.
 
-Runs on the seat's host as root (journal, evidence); changes nothing and asks the seat nothing. A failure that is known
-is named, with what to do about it; docs/known-failures.md has all of them.
+Runs on the seat's host as root (journal, evidence). What the kernel wrote at the end of that start belongs to it: its
+OOM killer, a crash, an Xid of NVIDIA's driver. Changes nothing and asks the seat nothing. A failure that is known is
+named, with what to do about it; docs/known-failures.md has all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.problems import Problem, ProblemsError
+from ..core.report.kernel import FIELDS, Line, window
 from ..core.report.why import Known
 
 HELP = "on a host: the first cause of a seat's last failure, and what is known of it"
@@ -26,6 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("seat", help="name of the seat")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--journal", type=Path, metavar="FILE", help="read `journalctl -o json` from there instead")
+    parser.add_argument(
+        "--kernel", type=Path, metavar="FILE", help="with --journal: `journalctl -k -o json`, from there"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from ..core.host.machine import LocalMachine
     from ..core.paths import EVIDENCE, unit_name
     from ..core.report.status import read_history, seats_on_disk
-    from ..core.report.why import failed_probe, failed_start, guarded, last_ready, starts, text
+    from ..core.report.why import Start, failed_probe, failed_start, guarded, kernel_lines, last_ready, starts, text
+    from ..core.seat import stopped
 
     unit = unit_name(args.seat)
     if args.journal is None and args.seat not in (known := seats_on_disk()):
@@ -42,10 +48,18 @@ def run(args: argparse.Namespace) -> int:
         raise ProblemsError([Problem("", "", "", expected, args.seat)])
     lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
     state = "from a file" if args.journal else f"{unit} is {LocalMachine().unit_state(unit)}"
+    if args.journal is None and state.endswith(" inactive") and stopped.read(args.seat):
+        state += ", stopped on purpose (playbooks/stop.yml)"
     history = list(read_history(Path(EVIDENCE) / args.seat, 1000))
     ready = last_ready(history)
     mark = None if args.journal else read_marker(args.seat)
-    looked = (failed_start(starts(lines), explain), failed_probe(history, explain), guarded(mark, explain))
+
+    def kernel(start: Start) -> list[Line]:
+        if args.journal is None:
+            return kernel_lines(_kernel_journal(*window(start.began, start.last)), start, unit)
+        return kernel_lines(args.kernel.read_text().splitlines() if args.kernel else (), start, unit)
+
+    looked = (failed_start(starts(lines), explain, kernel), failed_probe(history, explain), guarded(mark, explain))
     failures = [found for found in looked if found]
     if args.json:
         shown = {
@@ -73,7 +87,15 @@ def explain(lines: Sequence[str]) -> list[Known]:
 def _journal(unit: str) -> list[str]:
     from ..core.report.why import JOURNAL_FIELDS
 
-    command = ["journalctl", "--no-pager", "--output=json", f"--output-fields={JOURNAL_FIELDS}", f"--unit={unit}"]
-    command.append(f"--lines={JOURNAL_LINES}")
-    done = subprocess.run(command, capture_output=True, timeout=_JOURNAL_TIMEOUT_S, check=False)
+    return _read(JOURNAL_FIELDS, f"--unit={unit}")
+
+
+def _kernel_journal(since: float, until: float) -> list[str]:
+    # Not --dmesg, which is about this boot only: the seat may have ended with the one before.
+    return _read(FIELDS, "_TRANSPORT=kernel", f"--since=@{since:.6f}", f"--until=@{until:.6f}")
+
+
+def _read(fields: str, *what: str) -> list[str]:
+    command = ["journalctl", "--no-pager", "--output=json", f"--output-fields={fields}", f"--lines={JOURNAL_LINES}"]
+    done = subprocess.run([*command, *what], capture_output=True, timeout=_JOURNAL_TIMEOUT_S, check=False)
     return done.stdout.decode(errors="replace").splitlines()

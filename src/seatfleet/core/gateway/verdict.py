@@ -193,6 +193,8 @@ def faulty_aliases(cells: Iterable[Cell]) -> list[str]:
 
 def table(cells: Sequence[Cell]) -> str:
     """Return the cells as an aligned text table, failures first in no way: the order is kept."""
+    if not cells:
+        return "no aliases here, nothing to prove"
     rows = [("KEY", "ALIAS", "EXPECTED", "RESULT", "DEPLOYMENT", "WHAT IT MEANS")]
     rows += [
         (

@@ -166,6 +166,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
     ``results`` are reports in JSON form, from any number of hosts.
     """
+    if not results:
+        return "no seats here, nothing was probed"
     rows = [_COLUMNS, *(_row(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

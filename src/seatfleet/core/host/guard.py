@@ -25,6 +25,7 @@ from typing import Any
 
 from ..files import write_atomic
 from ..paths import GUARDED, SeatPaths, campaign_unit, stub_unit, unit_name
+from ..seat import stopped
 from ..seat.generations import link_target, read_manifest
 from ..units import GIB, format_gib, parse_size
 from . import meminfo
@@ -179,6 +180,8 @@ class Host:
         """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port."""
         path, paths = marker(seat.name, self.root), SeatPaths(seat.name, self.root)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # It was started by hand since.
+        stopped.clear(seat.name, self.root)
         generation = link_target(paths.current)
         # Not the declared port, which a change that was taken back leaves as it is: the alias leads to this one.
         port = ((read_manifest(paths, generation) if generation else None) or {}).get("port", seat.port)

@@ -16,7 +16,7 @@ from typing import Any
 from ..files import pretty_json, write_atomic
 from ..paths import TOOLBOX, SeatPaths, link_unit
 from ..report.journal import first_cause
-from ..seat import generations
+from ..seat import generations, stopped
 from ..seat.link import (
     ENDED,
     MAX_MESSAGE,
@@ -263,6 +263,7 @@ class FollowerLink:
         LocalMachine().forget(self.paths.unit.name)
         # Before the start: one that fails at once belongs to this start all the same.
         begun = time.time()
+        stopped.clear(self.paths.seat, self.paths.root)
         systemctl("start", self.paths.unit.name)
         _write(self.paths, {"at": begun, "start": start, "invocation": unit_start(self.paths.unit.name).id})
         self._say(f"started generation {generation}")
@@ -297,8 +298,8 @@ def ready_generations(paths: SeatPaths) -> Iterator[tuple[str, str | None]]:
 
 
 def _lacks(paths: SeatPaths, manifest: Mapping[str, Any]) -> str | None:
-    if stopped := guard.obstacle(manifest, paths.root):
-        return stopped
+    if marked := guard.obstacle(manifest, paths.root):
+        return marked
     if not Path(manifest["release_path"], "release.json").is_file():
         return f"release {manifest['release_id']} is not installed"
     for what in ("model", "drafter"):

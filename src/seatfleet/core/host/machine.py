@@ -19,7 +19,7 @@ from typing import IO, Any
 from ..files import is_locked
 from ..health.probe_report import EXIT_BUSY, EXIT_READY
 from ..paths import CACHE, EVIDENCE, SEATS, SERVICE_USER, TOOLBOX, UNIT_PREFIX, WATCH_PREFIX, SeatPaths
-from ..seat import admission, flags, link
+from ..seat import admission, flags, link, stopped
 from ..seat.render import Generation
 from ..seat.rollout import ProbeResult, RolloutError
 from ..units import MIB
@@ -80,9 +80,12 @@ class LocalMachine:
     def start(self, unit: str) -> None:
         """Start a unit; RolloutError when its command could not be executed.
 
-        Whoever starts a seat that the memory guard killed has changed it, or has asked for it.
+        Whoever starts a seat that the memory guard killed has changed it, or has asked for it; and one that an
+        operator stopped is out of service no more.
         """
-        guard.marker(unit.removeprefix(UNIT_PREFIX).removesuffix(".service")).unlink(missing_ok=True)
+        seat = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
+        guard.marker(seat).unlink(missing_ok=True)
+        stopped.clear(seat)
         _systemctl("start", unit, timeout_s=_COMMAND_TIMEOUT_S * 5)
 
     def install(self, unit: str) -> None:
@@ -143,7 +146,7 @@ class LocalMachine:
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return what a start would need and the host does not have, in words."""
-        found = [stopped] if (stopped := guard.obstacle(manifest)) else []
+        found = [marked] if (marked := guard.obstacle(manifest)) else []
         release = Path(manifest["release_path"])
         if not (release / "release.json").is_file():
             found.append(f"release {manifest['release_id']} is not installed ({release}/release.json is missing)")

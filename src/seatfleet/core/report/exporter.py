@@ -20,6 +20,7 @@ METRICS: tuple[tuple[str, str, str], ...] = (
     ("seatfleet_host_memory_floor_bytes", "gauge", "Below this the host is in danger."),
     ("seatfleet_seat_info", "gauge", "What is installed; always 1."),
     ("seatfleet_seat_running", "gauge", "1 while systemd has a main process for the seat."),
+    ("seatfleet_seat_stopped", "gauge", "1 while an operator has taken the seat out of service."),
     ("seatfleet_seat_proven", "gauge", "1 when the probes of the running generation have passed on this host."),
     ("seatfleet_seat_started_timestamp_seconds", "gauge", "When the seat's process started."),
     ("seatfleet_seat_ready_timeout_seconds", "gauge", "How long a start may take until READY, as declared."),
@@ -76,6 +77,7 @@ def _seat(status: SeatStatus, labels: Mapping[str, object], drafter: Drafter | N
     info = {**labels, "release": status.release or "", "generation": status.generation or ""}
     yield "seatfleet_seat_info", info, 1
     yield "seatfleet_seat_running", labels, int(status.running)
+    yield "seatfleet_seat_stopped", labels, int(status.stopped is not None)
     yield "seatfleet_seat_proven", labels, int(status.good)
     yield "seatfleet_seat_restarts_total", labels, status.restarts
     yield "seatfleet_seat_drifted", labels, len(status.drifted)

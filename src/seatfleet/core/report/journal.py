@@ -34,7 +34,7 @@ _SYSTEMD = re.compile(
     r"^(?:\S+\.service: )?(?:Failed (?:at step|to) |[Ss]tart(?:-pre|-post)? operation timed out|Watchdog timeout)"
 )
 # Somebody's OOM killer took a process: whatever the others then say follows from it.
-KILLED = re.compile(r"killed by the OOM killer|systemd-oomd killed \d+ process|Out of memory: Killed process")
+KILLED = re.compile(r"killed by the OOM killer|systemd-oomd killed \d+ process|[Oo]ut of memory: Killed process")
 # A problem as seatctl prints it (core.problems), for example of a patched file.
 _PROBLEM = re.compile(r": expected .+, seen ")
 # pydantic names the field and what is wrong with it on the two lines that follow.

@@ -236,7 +236,7 @@ _MEMORY = (
         explain="the kernel's killer or systemd-oomd took a process of the seat: lower what it pins, or find the "
         "tenant that grew (journalctl -k -g 'Out of memory' has the table of that moment)",
         covered=("test_unit::test_systemd_understands_every_line",),
-        pattern=r"result 'oom-kill'|Out of memory: Killed process|killed by the OOM killer"
+        pattern=r"result 'oom-kill'|[Oo]ut of memory: Killed process|killed by the OOM killer"
         r"|systemd-oomd killed \d+ process",
     ),
     Failure(
@@ -1013,7 +1013,7 @@ _ANYWHERE = (
         covered=("test_gpus::test_facts",),
         explain="nvidia-smi and lspci on the host; after a replaced card run site.yml, which reads the new UUID",
         pattern=r"No CUDA GPUs are available|no CUDA-capable device is detected|Failed to infer device type"
-        r"|fallen off the bus|Xid \(PCI:[^)]*\): 79|CUDA_ERROR_NO_DEVICE",
+        r"|fallen off the bus|Xid \(PCI:[^)]*\): 79\b|CUDA_ERROR_NO_DEVICE",
     ),
     Failure(
         id="X7",
@@ -1146,8 +1146,8 @@ _ANYWHERE = (
         symptom="a kernel failed on the card (illegal memory access, assert, Xid)",
         trigger="a bug of a kernel with these shapes; rarely the card",
         sources=("vllm#24430", "vllm#32467", "NVIDIA Xid 13, 31, 43, 48, 63, 64, 94, 95"),
-        explain="journalctl -k -g Xid: 13, 31 or 43 alone are a kernel's bug (pin another attention_backend or "
-        "moe_backend, or enforce_eager, and keep the request); 48, 63, 64, 94 or 95 are memory errors of the card",
+        explain="Xid 13, 31 or 43 alone are a kernel's bug (pin another attention_backend or moe_backend, or "
+        "enforce_eager, and keep the request); 48, 63, 64, 94 or 95 are memory errors of the card",
         covered=("test_known_lines::test_what_was_logged_is_explained",),
         pattern=r"illegal memory access|cudaErrorIllegalAddress|device-side assert triggered|misaligned address"
         r"|unspecified launch failure|illegal instruction was encountered"
@@ -1189,6 +1189,29 @@ _ANYWHERE = (
         explain="nothing is wrong with the seat; requests that outlived probe.stop_timeout_s were cut off",
         covered=("test_known_lines::test_what_was_logged_is_explained",),
         pattern=r"State 'stop-\w+' timed out",
+    ),
+    Failure(
+        id="X24",
+        symptom="the card's firmware stopped answering, or the card wants a reset",
+        trigger="a driver or firmware bug, heat or power; rarely the seat",
+        sources=("NVIDIA Xid 62, 109, 119, 120, 140, 143, 149, 154", "open-gpu-kernel-modules#1150"),
+        explain="no start on this card helps: nvidia-bug-report.sh, then reboot the host with its seats stopped "
+        "(playbooks/stop.yml); if it comes again, another driver, then another card",
+        covered=("test_known_lines::test_lines_of_the_kernel",),
+        pattern=r"Xid \(PCI:[^)]*\): (?:62|109|119|120|140|143|149|154)\b",
+    ),
+    Failure(
+        id="X25",
+        symptom="a process of the seat crashed in native code (segfault, illegal instruction)",
+        trigger="a bug of the driver, of NCCL or of an extension; a file that was changed under a running process",
+        sources=("vllm#27868",),
+        explain="the file behind 'in' of the kernel's line says whose code it was: libcuda is the driver's, libnccl, "
+        "libtorch and vllm's .so are the release's; coredumpctl info has the stack. Go back to what served "
+        "(playbooks/rollback.yml); seatctl patch verify tells whether files of the release were changed",
+        covered=("test_known_lines::test_lines_of_the_kernel",),
+        pattern=r"\[\d+\](?:: segfault at | general protection fault ip:| trap invalid opcode ip:)"
+        r"|\[\d+\]: unhandled exception: "
+        r"|status=11/SEGV|status=4/ILL|Segfault encountered|Fatal Python error: (?:Segmentation fault|Illegal instr)",
     ),
 )
 

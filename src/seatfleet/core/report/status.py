@@ -18,15 +18,15 @@ from ..host.guard import read_marker
 from ..host.processes import SeatState, UnitState
 from ..inventory.pins import host_doubts
 from ..paths import EVIDENCE, SEATS, STUB_PREFIX, UNIT_PREFIX, SeatPaths
-from ..seat import generations
+from ..seat import generations, stopped
 from ..seat.link import config_of
 from ..seat.render import GENERATION_VARIABLE
 from ..seat.rollout import Machine
 from ..tables import aligned
 
-GATEWAY_EVIDENCE = "gateway.json"
 BASELINE_EVIDENCE = "baseline.json"
 HEADROOM_EVIDENCE = "headroom/result.json"
+STOPPED = "stopped"
 _COLUMNS = (
     "HOST",
     "SEAT",
@@ -66,6 +66,8 @@ class SeatStatus:
 
     ``state`` is in words; ``generation`` is what the *process* was started from. ``proven`` maps each alias to the
     keys that a real completion was seen for; ``refused`` counts the pairs that were seen to be refused as they should.
+    ``stopped`` is when an operator took the seat out of service, None when it is not; ``closed`` are the aliases that
+    were closed for that.
     Times are seconds since the epoch, ``kv_use`` 0 to 1. ``drifted`` says what differs between the process and what
     the host has on disk, ``headroom`` the day the pin was measured, ``history`` what the latest probes found.
     """
@@ -87,6 +89,8 @@ class SeatStatus:
     started: float | None
     changed: float | None
     running: bool
+    stopped: float | None
+    closed: tuple[str, ...]
     restarts: int
     ready_timeout_s: int | None
     baseline: Mapping[str, float]
@@ -115,7 +119,7 @@ def seats_on_disk(root: Path = Path("/")) -> list[str]:
 
 def gateway_evidence(root: Path = Path("/")) -> tuple[Mapping[str, Any], float | None]:
     """Return the evidence of the last gateway proof and when it was written; empty and None when there was none."""
-    path = root / EVIDENCE.lstrip("/") / GATEWAY_EVIDENCE
+    path = root / EVIDENCE.lstrip("/") / stopped.GATEWAY_EVIDENCE
     content = _read_json(path)
     return (content, path.stat().st_mtime) if isinstance(content, Mapping) else ({}, None)
 
@@ -145,7 +149,9 @@ def seat_status(
     running = seen.process.environ.get(GENERATION_VARIABLE) if seen.process else None
     evidence = generations.read_evidence(paths, running) if running else {}
     drifted = tuple(_drifted(paths, unit, current, running))
-    own = [cell for cell in cells if cell.get("alias") in set(aliases)]
+    mark = stopped.read(paths.seat, paths.root) if unit.active == "inactive" else None
+    # What was proven of a process that somebody stopped is true no more.
+    own = [cell for cell in cells if cell.get("alias") in set(aliases) and mark is None]
     proven: dict[str, list[str]] = {alias: [] for alias in aliases}
     for cell in own:
         if cell.get("ok") and cell.get("expected") == "allow":
@@ -159,18 +165,20 @@ def seat_status(
         managed=managed,
         release=str(manifest["release_id"]) if manifest else None,
         generation=running,
-        state=_state(unit, bool(evidence), _head(manifest)),
+        state=_state(unit, bool(evidence), _head(manifest), stopped=mark is not None),
         good=bool(evidence),
         ready_s=evidence.get("ready_s"),
         acceptance=lengths,
         kv_cache_tokens=evidence.get("kv_cache_tokens"),
         proven=proven,
         refused=sum(1 for cell in own if cell.get("ok") and cell.get("expected") == "deny"),
-        notes=(*_notes(paths, seen, unit, managed, manifest), *drifted),
+        notes=(*_notes(paths, seen, unit, managed, manifest, mark), *drifted),
         looked=around.now,
         started=around.started,
         changed=paths.current.lstat().st_mtime if current else None,
         running=unit.running,
+        stopped=mark.at if mark else None,
+        closed=tuple(alias for alias in proven if mark and alias in mark.closed),
         restarts=unit.restarts,
         ready_timeout_s=_ready_timeout(manifest),
         baseline=_baseline(kept),
@@ -207,9 +215,10 @@ def _head(manifest: Mapping[str, Any] | None) -> str | None:
     return hosts.head[0] if hosts and hosts.own != hosts.head else None
 
 
-def _state(unit: UnitState, proven: bool, head: str | None = None) -> str:
+def _state(unit: UnitState, proven: bool, head: str | None = None, *, stopped: bool = False) -> str:
     if not unit.running:
-        return f"{unit}, follows {head}" if head else str(unit)
+        words = STOPPED if stopped else str(unit)
+        return f"{words}, follows {head}" if head else words
     if head:
         return f"follows {head}"
     return "READY" if proven else "running, not proven"
@@ -227,8 +236,15 @@ def _drifted(paths: SeatPaths, unit: UnitState, current: str | None, running: st
 
 
 def _notes(
-    paths: SeatPaths, seen: SeatState, unit: UnitState, managed: bool, manifest: Mapping[str, Any] | None
+    paths: SeatPaths,
+    seen: SeatState,
+    unit: UnitState,
+    managed: bool,
+    manifest: Mapping[str, Any] | None,
+    out_of_service: stopped.Mark | None,
 ) -> Iterable[str]:
+    if out_of_service:
+        yield f"stopped on purpose at {_minute(out_of_service.at)} UTC: site.yml starts it and opens its aliases"
     if manifest is not None:
         yield from host_doubts(manifest, paths.root)
     if mark := read_marker(paths.seat, paths.root):
@@ -289,7 +305,9 @@ def _ready_timeout(manifest: Mapping[str, Any] | None) -> int | None:
 
 
 def _row(status: Mapping[str, Any]) -> tuple[str, ...]:
-    keys = " ".join(f"{', '.join(keys) or 'none'}" for keys in status["proven"].values())
+    keys = " ".join(
+        "closed" if alias in status["closed"] else ", ".join(keys) or "none" for alias, keys in status["proven"].items()
+    )
     refused = f" (+{status['refused']} refused)" if status["refused"] else ""
     tokens, use = status["kv_cache_tokens"], status["kv_use"]
     return (
@@ -356,6 +374,8 @@ def messages(statuses: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def table(statuses: Sequence[Mapping[str, Any]]) -> str:
     """Return one aligned line per seat, then every note in full; ``statuses`` are :meth:`SeatStatus.as_dict`."""
+    if not statuses:
+        return "no seats"
     return "\n".join([*aligned([_COLUMNS, *(_row(status) for status in statuses)]), *messages(statuses)])
 
 

@@ -75,7 +75,8 @@ def page(statuses: Sequence[Mapping[str, Any]], title: str = "Seats of the fleet
 
 def _counted(statuses: Sequence[Mapping[str, Any]]) -> str:
     ready = sum(1 for status in statuses if status["state"] == "READY")
-    return f"{ready} of {len(statuses)} seats READY"
+    stopped = sum(1 for status in statuses if status["stopped"] is not None)
+    return f"{ready} of {len(statuses)} seats READY" + (f", {stopped} stopped on purpose" if stopped else "")
 
 
 def _table(statuses: Sequence[Mapping[str, Any]]) -> str:
@@ -88,7 +89,7 @@ def _table(statuses: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(status: Mapping[str, Any]) -> str:
     classes = {
-        "STATE": "good" if status["state"] == "READY" else "bad",
+        "STATE": "good" if status["state"] == "READY" else "bad" if status["stopped"] is None else "warn",
         "DRIFT": "warn" if status["drifted"] else "",
     }
     return "".join(

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import kernel
 from .journal import KILLED, first_cause, says_why
 
 # What systemd says of a start that came to nothing, or of a process that ended when nobody wanted it to.
@@ -23,8 +24,12 @@ _ENDED = re.compile(
 # The first of these says more than "Failed with result 'exit-code'", which follows it.
 _SAYS_HOW = re.compile(r"process exited|OOM killer|oomd|Start request repeated")
 _REFUSED = re.compile(r"Start request repeated")
+# What vLLM's processes say of each other when one was ended from outside.
+_DIED = re.compile(r"died unexpectedly")
+# "(EngineCore pid=374) ": of processes that write through another's standard output.
+_NAMED = re.compile(r"\(\w[\w:.-]* pid=(\d+)\) ")
 _AT = "%Y-%m-%dT%H:%M:%SZ"
-JOURNAL_FIELDS = "MESSAGE,_PID,_SYSTEMD_INVOCATION_ID,INVOCATION_ID,__REALTIME_TIMESTAMP"
+JOURNAL_FIELDS = "MESSAGE,_PID,_COMM,_SYSTEMD_INVOCATION_ID,INVOCATION_ID,__REALTIME_TIMESTAMP"
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ Explain = Callable[[Sequence[str]], Sequence[Known]]
 class Start:
     """One start of the unit (one systemd invocation). Times in seconds since the epoch; ``ended`` is systemd's word.
 
-    ``systemd`` are those of the lines that are its.
+    ``systemd`` are those of the lines that are its, ``pids`` and ``names`` the processes that the others are from.
     """
 
     began: float
@@ -52,17 +57,23 @@ class Start:
     lines: tuple[str, ...]
     ended: str | None
     systemd: tuple[str, ...] = ()
+    pids: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A ``start``, ``run`` or ``probe`` that went wrong: when, how it ended, its first cause, what is known of it."""
+    """A ``start``, ``run`` or ``probe`` that went wrong: when, how it ended, its first cause, what is known of it.
+
+    ``kernel`` are the kernel's lines about it.
+    """
 
     kind: str
     at: float
     ended: str
     cause: str | None
     known: tuple[Known, ...]
+    kernel: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -71,27 +82,55 @@ class Failure:
 
 def starts(lines: Iterable[str]) -> list[Start]:
     """Return the starts of a unit, oldest first, from ``journalctl --output=json``; other lines are left out."""
-    groups: dict[str, list[tuple[float, str, bool]]] = {}
+    groups: dict[str, list[_Entry]] = {}
     for line in lines:
         entry = _entry(line)
         if entry is None:
             continue
         # systemd's own messages about a unit name the invocation they are about in another field.
         invocation = str(entry.get("INVOCATION_ID") or entry.get("_SYSTEMD_INVOCATION_ID") or "")
-        at = int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6
-        groups.setdefault(invocation, []).append((at, _message(entry), entry.get("_PID") == "1"))
+        groups.setdefault(invocation, []).append(
+            _Entry(_time(entry), _message(entry), int(entry.get("_PID") or 0), str(entry.get("_COMM") or ""))
+        )
     return [_start(group) for group in groups.values()]
 
 
-def _start(group: Sequence[tuple[float, str, bool]]) -> Start:
-    said = tuple(text for _, text, systemd in group if systemd)
+class _Entry(NamedTuple):
+    at: float
+    text: str
+    pid: int
+    name: str
+
+
+def _start(group: Sequence[_Entry]) -> Start:
+    said = tuple(entry.text for entry in group if entry.pid == 1)
+    own = [entry for entry in group if entry.pid > 1]
     ends = [text for text in said if _ENDED.search(text)]
     ended = next((text for text in ends if _SAYS_HOW.search(text)), ends[0] if ends else None)
-    return Start(group[0][0], group[-1][0], tuple(text for _, text, _ in group), ended, said)
+    pids = {entry.pid for entry in own} | {int(pid) for entry in own for pid in _NAMED.findall(entry.text)}
+    return Start(
+        group[0].at,
+        group[-1].at,
+        tuple(entry.text for entry in group),
+        ended,
+        said,
+        frozenset(pids),
+        frozenset(entry.name for entry in own if entry.name),
+    )
 
 
-def failed_start(found: Sequence[Start], explain: Explain) -> Failure | None:
-    """Return the last start that failed, None when none did.
+def kernel_lines(lines: Iterable[str], start: Start, unit: str) -> list[kernel.Line]:
+    """Return what the kernel says about the end of a start, from ``journalctl _TRANSPORT=kernel --output=json``."""
+    since, until = kernel.window(start.began, start.last)
+    entries = [(_time(entry), _message(entry)) for line in lines if (entry := _entry(line)) is not None]
+    seat = kernel.Seat(unit, start.pids, start.names, start.last)
+    return kernel.relevant([(at, text) for at, text in entries if since <= at <= until], seat)
+
+
+def failed_start(
+    found: Sequence[Start], explain: Explain, ask_kernel: Callable[[Start], Sequence[kernel.Line]] = lambda _: ()
+) -> Failure | None:
+    """Return the last start that failed, None when none did; ``ask_kernel`` returns the kernel's lines about one.
 
     A start that systemd refused, because there were too many, has no cause of its own: the one before it has.
     """
@@ -102,11 +141,28 @@ def failed_start(found: Sequence[Start], explain: Explain) -> Failure | None:
     tried = [start for start in failed if not _REFUSED.search(start.ended or "") or first_cause(_own(start))]
     start = tried[-1] if tried else failed[-1]
     own = _own(start)
-    cause = first_cause(own)
+    asked = list(ask_kernel(start))
+    cause = _cause(own, asked)
     # The cause decides; other errors of the log are asked only when it is nothing that is known, and what systemd says
     # only when nothing was logged.
-    known = explain([cause]) or explain([line for line in own if says_why(line)]) if cause else explain(start.systemd)
-    return Failure("start", start.last, failed[-1].ended or "", cause, tuple(known))
+    known = [*(explain([cause]) if cause else ()), *explain([line.text for line in asked])]
+    if not known:
+        known = [*explain([line for line in own if says_why(line)] if cause else start.systemd)]
+    shown = tuple(f"{_utc(line.at)}: {line.text}" for line in asked)
+    return Failure("start", start.last, failed[-1].ended or "", cause, tuple(dict.fromkeys(known)), shown)
+
+
+def _cause(own: Sequence[str], asked: Sequence[kernel.Line]) -> str | None:
+    """Return the first cause: the OOM killer's, else what the seat itself logged, else what the kernel says.
+
+    A card's fault or a crash does not go before an exception of the seat's: the driver reports the fault that the
+    exception is about, and processes also crash while they end. That another process died is no exception.
+    """
+    killed = next((line.text for line in asked if line.killed), None)
+    logged = first_cause(own)
+    if killed or (asked and (logged is None or not says_why(logged) or _DIED.search(logged))):
+        return killed or asked[0].text
+    return logged
 
 
 def _own(start: Start) -> list[str]:
@@ -153,8 +209,11 @@ def text(seat: str, state: str, failures: Sequence[Failure], ready: float | None
         if ready is not None and ready > failure.at:
             lines.append(f"  over: the seat was proven READY after that, last at {_utc(ready)}")
         lines.append(f"  first cause: {failure.cause or 'none was logged; journalctl -u vllm-seat-' + seat}")
+        lines += [f"  the kernel, {line}" for line in failure.kernel if not line.endswith(f": {failure.cause}")]
         if failure.cause and not failure.known:
-            lines.append("  this is none of the known failures (docs/known-failures.md)")
+            lines.append(
+                "    what to do: what that line says; no advice beyond it is on record (docs/known-failures.md)"
+            )
         for known in failure.known:
             lines.append(f"  known failure {known.id}: {known.symptom}")
             lines += [f"    what to do: {known.advice}"] * bool(known.advice)
@@ -176,6 +235,10 @@ def _entry(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def _time(entry: Mapping[str, Any]) -> float:
+    return int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6
 
 
 def _message(entry: Mapping[str, Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..paths import CACHE, SEATS, SeatPaths, link_unit
-from . import generations
+from . import generations, stopped
 from .decision import Wanted
 from .link import config_of
 from .rollout import KILL_MARGIN_S, Machine, Rollout, RolloutError
@@ -38,27 +39,46 @@ class Removal:
 
 @dataclass(frozen=True)
 class Stop:
-    """Whether a seat ran and what became of its requests. It runs on when ``failure`` says why."""
+    """Whether a seat ran and what became of its requests. It runs on when ``failure`` says why.
+
+    ``follower`` is the other host of a seat over two, whose half stops with it and has to be marked there.
+    """
 
     seat: str
     ran: bool = False
     drained_s: float | None = None
     aborted: int = 0
+    follower: str | None = None
     failure: str | None = None
 
 
-def stop(machine: Machine, paths: SeatPaths, *, check: bool) -> Stop:
-    """Drain and stop a seat of which nothing is removed; never raises."""
-    manifest = next(_manifests(paths), None)
-    if manifest is None or machine.unit_state(paths.unit.name).active in {"inactive", "failed"}:
+def stop(machine: Machine, paths: SeatPaths, *, check: bool, closed: Sequence[str] = ()) -> Stop:
+    """Drain and stop a seat of which nothing is removed, and mark it as stopped on purpose; never raises.
+
+    One that had failed before is marked too: whoever stops it knows. ``closed`` are the aliases that were closed first.
+    """
+    manifests = list(_manifests(paths))
+    if not manifests:
         return Stop(paths.seat)
+    active = machine.unit_state(paths.unit.name).active
+    result = Stop(paths.seat, ran=active not in {"inactive", "failed"}, follower=_follower(manifests))
     if check:
-        return Stop(paths.seat, ran=True)
-    try:
-        drained_s, aborted = _take_down(machine, paths, manifest)
-    except RolloutError as error:
-        return Stop(paths.seat, ran=True, failure=f"it was not stopped: {error}")
-    return Stop(paths.seat, ran=True, drained_s=drained_s, aborted=aborted)
+        return result
+    # Before the stop: what starts seats that were left stopped leaves a marked one alone.
+    before = None if result.ran else stopped.read(paths.seat, paths.root)
+    stopped.write(paths.seat, stopped.Mark(before.at if before else time.time(), tuple(closed)), paths.root)
+    stopped.drop_proofs(closed, paths.root)
+    if result.ran:
+        try:
+            drained_s, aborted = _take_down(machine, paths, manifests[0])
+        except RolloutError as error:
+            stopped.clear(paths.seat, paths.root)
+            return replace(result, failure=f"it was not stopped: {error}")
+        result = replace(result, drained_s=drained_s, aborted=aborted)
+    if machine.unit_state(paths.unit.name).active == "failed":
+        # Also after a stop that ended in SIGKILL. From now on "failed" is a start that somebody tried after this.
+        machine.forget(paths.unit.name)
+    return result
 
 
 def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool, check: bool) -> Removal:
@@ -115,6 +135,7 @@ def _files(paths: SeatPaths) -> Iterator[Path]:
     yield units / "timers.target.wants" / f"seatfleet-probe@{paths.seat}.timer"
     yield paths.unit
     yield units / f"{paths.unit.name}.d"
+    yield stopped.marker(paths.seat, paths.root)
     yield paths.root / "var/lib/seatfleet/metrics" / f"seat-{paths.seat}.prom"
     yield _under(paths, Path(CACHE) / paths.seat)
     # The last: what is left of a seat is found by it.

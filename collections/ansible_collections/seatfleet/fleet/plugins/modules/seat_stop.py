@@ -8,7 +8,8 @@ module: seat_stop
 short_description: Stop seats for work on their host
 version_added: "0.1.0"
 description:
-  - Waits for the running requests of each seat and stops it. Nothing is removed, and the unit still starts at boot.
+  - Waits for the running requests of each seat, stops it, and marks it as stopped on purpose until it is started again.
+    Nothing is removed, and the unit still starts at boot.
   - Close the aliases first with M(seatfleet.fleet.litellm_close). A rollout starts the seat again.
 attributes:
   check_mode:
@@ -20,6 +21,10 @@ options:
     type: list
     elements: str
     required: true
+  closed:
+    description: Seat name to the names of its aliases that were closed for this.
+    type: dict
+    default: {}
 author:
   - seatfleet developers
 """
@@ -32,7 +37,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 seats:
-  description: For each seat whether it ran, the seconds its requests were waited for, and how many were cut off.
+  description: For each seat whether it ran, the seconds its requests were waited for, how many were cut off, and the
+    host that follows.
   returned: always
   type: list
   elements: dict
@@ -48,11 +54,17 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.sea
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"seats": {"type": "list", "elements": "str", "required": True}},
+        argument_spec={
+            "seats": {"type": "list", "elements": "str", "required": True},
+            "closed": {"type": "dict", "default": {}},
+        },
         supports_check_mode=True,
     )
-    machine = LocalMachine()
-    done = [stop(machine, SeatPaths(seat), check=module.check_mode) for seat in module.params["seats"]]
+    machine, closed = LocalMachine(), module.params["closed"]
+    done = [
+        stop(machine, SeatPaths(seat), check=module.check_mode, closed=closed.get(seat, ()))
+        for seat in module.params["seats"]
+    ]
     result = {"changed": any(one.ran for one in done), "seats": [asdict(one) for one in done]}
     failures = [f"seat {one.seat}: {one.failure}" for one in done if one.failure]
     if failures:
