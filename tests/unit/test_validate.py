@@ -62,6 +62,17 @@ def test_placeholders_of_production_refuse_a_deploy(project: Path, capsys: pytes
     assert "group_vars/production/vault.yml:4: vault: vault_litellm_master_key: expected all in place" in out
 
 
+@pytest.mark.parametrize(("variable", "read"), [("inventory/lab", "dense-lab"), ("", "agent")])
+def test_the_inventory_that_ansible_would_read_is_read(
+    variable: str, read: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """README: after `. lab/env`, seatctl talks of the lab."""
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setenv("ANSIBLE_INVENTORY", variable and str(PROJECT / variable))
+    assert main(["validate"]) == 0
+    assert f" {read} " in capsys.readouterr().out
+
+
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "-i", str(tmp_path / "no")]) == 2
     assert "expected a directory or file, seen nothing there" in capsys.readouterr().err

@@ -32,6 +32,11 @@ class Inventory:
         return frozenset(host for content in self.groups.values() for host in content.get("hosts", []))
 
 
+def default_inventory(project: Path = Path()) -> Path:
+    """Return what ``ansible-playbook`` would read without ``-i``: after ``. lab/env``, the lab's."""
+    return Path(os.environ.get("ANSIBLE_INVENTORY") or project / "inventory/production")
+
+
 def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     """Read an inventory directory or file.
 

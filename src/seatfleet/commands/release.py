@@ -32,7 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     survey = actions.add_parser("survey")
     survey.add_argument("version", nargs="?", metavar="VERSION", help="default: the newest on the package index")
     survey.add_argument("--tree", type=Path, metavar="DIR", help="an unpacked wheel instead of a download")
-    survey.add_argument("--inventory", type=Path, help="whose seats count (default: inventory/production)")
+    survey.add_argument(
+        "--inventory", type=Path, help="whose seats count (default: ANSIBLE_INVENTORY, else inventory/production)"
+    )
     for action in ("lock", "check", "fetch", "trees", "toolbox"):
         parser = actions.add_parser(action)
         if action == "toolbox":
@@ -103,13 +105,13 @@ def _survey(project: Path, args: argparse.Namespace) -> int:
 
     from seatfleet.clients import project as places
     from seatfleet.clients import release_survey, trees
-    from seatfleet.clients.inventory import read_inventory
+    from seatfleet.clients.inventory import default_inventory, read_inventory
     from seatfleet.core.release import patches
     from seatfleet.core.release.locks import parse_lock
 
     tree = args.tree or trees.newest("vllm", args.version, places.cache_root(), _say)
     candidate = release_survey.read_candidate(tree)
-    inventory = read_inventory(args.inventory or project / "inventory/production")
+    inventory = read_inventory(args.inventory or default_inventory(project))
     used = release_survey.uses({host: inventory.hosts[host] for host in inventory.members})
     _say(f"vLLM {candidate.version} ({tree}), {len(used)} seats")
     by_hand = False

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..clients.inventory import read_inventory
+from ..clients.inventory import default_inventory, read_inventory
 from ..clients.project_files import ProjectFiles
 from ..core.inventory.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.inventory.seat import Seat
@@ -23,7 +23,7 @@ HELP = "check the inventory: every problem at once, with file and line"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "-i", "--inventory", type=Path, default=Path("inventory/production"), help="inventory (default: %(default)s)"
+        "-i", "--inventory", type=Path, help="inventory (default: ANSIBLE_INVENTORY, else inventory/production)"
     )
     parser.add_argument("-l", "--limit", help="report only on these hosts (rules still see the whole fleet)")
     parser.add_argument("--deploy", action="store_true", help="refuse placeholders and missing files, as a deploy does")
@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ProblemsError: with every problem found on the chosen hosts.
     """
-    inventory = read_inventory(args.inventory)
+    source = args.inventory or default_inventory()
+    inventory = read_inventory(source)
     report = check_fleet(
         inventory.hosts,
         locate=inventory.origins,
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     )
     for problem, host in inventory.origins.duplicates():
         report.add(problem, [host])
-    hosts = sorted(read_inventory(args.inventory, args.limit).members) if args.limit else None
+    hosts = sorted(read_inventory(source, args.limit).members) if args.limit else None
     report.raise_for(hosts, deploy=args.deploy)
     print(as_json(report, hosts) if args.json else as_text(report, hosts))
     return 0
