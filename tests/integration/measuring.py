@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,9 +46,15 @@ def sums(lab: Lab, campaign: str, boot: str) -> str:
     return found
 
 
-def wait_until(what: str, condition: Callable[[], bool], limit_s: float = BOOT_LIMIT_S) -> None:
-    """Wait for something, or fail with its name."""
+def wait_until(
+    what: str,
+    condition: Callable[[], bool],
+    limit_s: float = BOOT_LIMIT_S,
+    command: subprocess.Popen[str] | None = None,
+) -> None:
+    """Wait for something, or fail with its name; at once when the command that should bring it about has ended."""
     deadline = time.monotonic() + limit_s
     while not condition():
+        assert command is None or command.poll() is None, f"{what}: {command.communicate()[0][-4000:]}"
         assert time.monotonic() < deadline, f"{what}: not within {limit_s:.0f} s"
         time.sleep(3)

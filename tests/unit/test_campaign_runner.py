@@ -7,6 +7,8 @@ import errno
 import itertools
 import json
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +68,18 @@ def finding(result: dict[str, Any], concurrency: int = 1, metric: str = "aggrega
 
 def status(result: dict[str, Any], rule: str, subject: str | None = None) -> set[str]:
     return {c["status"] for c in result["checks"] if c["rule"] == rule and subject in (None, c["subject"])}
+
+
+def test_what_runs_on_a_host_needs_no_statistics():
+    """The toolbox of a host has httpx, yaml and jinja2; reports are made on the controller."""
+    code = (
+        "import sys\n"
+        "for name in ('numpy', 'scipy', 'statsmodels', 'matplotlib', 'ansible'): sys.modules[name] = None\n"
+        "import seatfleet.cli, seatfleet.commands.campaign, seatfleet.campaign.bench, seatfleet.campaign.rawdata\n"
+        "import seatfleet.campaign.runner, seatfleet.campaign.plan, seatfleet.campaign.systemd\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_campaign_from_first_boot_to_analysis(tmp_path: Path):

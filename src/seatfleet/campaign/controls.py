@@ -17,7 +17,7 @@ from statistics import fmean, median
 from ..core.health import acceptance as core
 from . import stats
 from .definition import Arm, Definition
-from .observe import Cell, pooled_acceptance, tokens_per_chunk
+from .observe import Cell, pooled_acceptance, still_faster, tokens_per_chunk
 from .stats import Boot, NotEstimable
 from .telemetry import Summary
 
@@ -26,8 +26,6 @@ PREFIX_HITS_ALLOWED = 0.005
 FOREIGN_TOKENS_ALLOWED = 0.01
 THROTTLE_ALLOWED = 0.05
 CLOCK_ALLOWED = 0.02
-#: A warm-up goes on while a pass is faster than the one before by more than this share.
-WARM_UP_GAIN = 0.1
 #: Acceptance as the streams show it against the counters.
 CHUNKS_ALLOWED = 0.05
 _OUT_OF_MEMORY = re.compile(
@@ -106,11 +104,6 @@ class Rule:
     title: str
     scope: str
     check: Callable[[BootView, Context], Outcome]
-
-
-def still_faster(passes: Sequence[float]) -> bool:
-    """Tell whether the last of these passes of a warm-up, in seconds, leaves a faster one to be expected."""
-    return len(passes) < 2 or passes[-1] < passes[-2] * (1 - WARM_UP_GAIN)
 
 
 # --- rules on one boot ------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
 COUNTERS = (SUCCESS, GENERATION, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS)
+#: A warm-up goes on while a pass is faster than the one before by more than this share.
+WARM_UP_GAIN = 0.1
 #: Labels of ``vllm:cache_config_info`` that the engine decides; they may follow from the studied keys.
 RESOLVED = (
     *("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency", "kv_cache_memory_bytes"),
@@ -106,6 +108,11 @@ class Cell:
     def completed(self) -> tuple[Request, ...]:
         """Requests with a complete answer."""
         return tuple(request for request in self.requests if request.ok)
+
+
+def still_faster(passes: Sequence[float]) -> bool:
+    """Tell whether the last of these passes of a warm-up, in seconds, leaves a faster one to be expected."""
+    return len(passes) < 2 or passes[-1] < passes[-2] * (1 - WARM_UP_GAIN)
 
 
 # --- metrics of a cell ------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from ..core.seat.manifest import Manifest
 from . import host as machine
 from . import observe, parity
 from .canary import Answers, check_answers
-from .controls import still_faster
 from .definition import Definition, changed_fields
 from .load import CellRun, LoadClient, Target
 from .pages import Pages
@@ -512,7 +511,7 @@ class _Boot:
             began = time.monotonic()
             self.warm_up(shapes)
             passes.append(round(time.monotonic() - began, 3))
-            if not still_faster(passes):
+            if not observe.still_faster(passes):
                 break
         return passes
 

@@ -66,7 +66,7 @@ def test_client_host_and_controller_die(
     lab: Lab, tmp_path: Path, commands: Callable[..., subprocess.Popen[str]]
 ) -> None:
     command = commands("-e", "campaign_new=true")
-    wait_until("the second boot", measuring(lab, "01_k2_1", 0))
+    wait_until("the second boot", measuring(lab, "01_k2_1", 0), command=command)
     first = sums(lab, "smoke", "00_off_1")
 
     lab.host(HOST, "systemctl", "kill", "--kill-whom=main", "--signal=KILL", RUN)
@@ -76,7 +76,7 @@ def test_client_host_and_controller_die(
     assert state(lab, "smoke")["done"] == ["00_off_1"]
 
     command = commands()
-    wait_until("the second boot again", measuring(lab, "01_k2_1", 1))
+    wait_until("the second boot again", measuring(lab, "01_k2_1", 1), command=command)
     lab.run("lab/lab", "reboot", HOST)
     output, _ = command.communicate(timeout=2 * BOOT_LIMIT_S)
     assert command.returncode, output
@@ -86,7 +86,7 @@ def test_client_host_and_controller_die(
 
     # another start of the machine: a control boot more, and a block of its own
     command = commands()
-    wait_until("the arm after the extra control boot", measuring(lab, "02_k2_1", 2))
+    wait_until("the arm after the extra control boot", measuring(lab, "02_k2_1", 2), command=command)
     os.killpg(command.pid, signal.SIGKILL)
     command.communicate()
     assert active(lab, RUN), "the measuring died with the controller"
