@@ -20,7 +20,7 @@ GUARD = "seatfleet-memory-guard.service"
 def remember(lab: Lab, available_gib: float) -> None:
     """Make the host have that much memory, in one step as the kernel does."""
     text = f"MemTotal: {122 << 20} kB\nMemAvailable: {int(available_gib * (1 << 20))} kB\n"
-    lab.host(HOST, "sh", "-c", f"cat > {MEMINFO}.new && mv {MEMINFO}.new {MEMINFO}", stdin=text)
+    lab.host(HOST, f"cat > {MEMINFO}.new && mv {MEMINFO}.new {MEMINFO}", stdin=text)
 
 
 def show(lab: Lab, *properties: str) -> list[str]:
