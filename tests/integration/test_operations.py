@@ -119,3 +119,10 @@ def test_a_seat_out_for_maintenance_is_closed_and_comes_back(lab: Lab, tmp_path:
     assert during.accidents == {}
     assert during.seen[DESIGNED] > 0
     assert call(lab) == OK
+
+
+def test_a_seat_that_only_loads_is_waited_for(lab: Lab) -> None:
+    """Somebody restarted it: its aliases, which lead to it all the time, can be proven only when it answers."""
+    lab.host(HOST, "systemctl", "restart", UNIT)
+    assert lab.site("-l", HOST, "--tags", "seat,alias").changed == {HOST: 0}
+    assert call(lab) == OK

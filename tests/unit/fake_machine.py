@@ -37,6 +37,7 @@ class FakeMachine:
     drop_ins: tuple[str, ...] = ()
     stubborn: bool = False  # does not end on SIGTERM
     immortal: bool = False  # does not end on SIGKILL either
+    loads: bool = False  # has not opened its port; a probe that has passed found it open
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     shortage: list[str] = field(default_factory=list)
@@ -76,7 +77,7 @@ class FakeMachine:
 
     def seat_state(self, unit: UnitState, port: int) -> SeatState:
         pids = (self.process.pid,) if self.process else ()
-        ours = [Owner(pid, "vllm", unit.control_group) for pid in pids]
+        ours = [] if self.loads else [Owner(pid, "vllm", unit.control_group) for pid in pids]
         return SeatState(unit, self.process, pids, (*ours, *self.strangers))
 
     def running_requests(self, base_url: str) -> int | None:
@@ -160,6 +161,7 @@ class FakeMachine:
             return ProbeResult(False, {"verdict": "ACCEPT_BROKEN"}, "acceptance: expected 3.0, seen 1.0")
         if kind == BUSY:
             return ProbeResult(False, {"verdict": "BUSY"}, "acceptance: 3 requests of others", busy=True)
+        self.loads = False
         return ProbeResult(True, {"ready_s": 28.5, "generation": name})
 
     def missing(self, manifest: Mapping[str, Any]) -> list[str]:

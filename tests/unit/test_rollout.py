@@ -72,6 +72,34 @@ def test_second_run_does_nothing(machine: FakeMachine) -> None:
     assert outcome.generation == OLD.name
 
 
+def test_a_seat_that_only_loads_is_waited_for(machine: FakeMachine) -> None:
+    """After a boot of its host, say: no alias of it can be opened or proven before. Nothing of it changes."""
+    deploy(machine, OLD)
+    machine.loads, machine.looks = True, 3
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.changed, outcome.failure) == (Action.NOTHING, False, None)
+    assert (machine.calls, machine.loads) == ([f"probe {OLD.name}"], False)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "failure"),
+    [(BUSY, None), (TAKEN, None), (BAD, "acceptance: expected 3.0, seen 1.0"), (DIES, "ValueError: out of memory")],
+)
+def test_a_seat_that_does_not_come_up_by_itself_is_told_and_left(
+    machine: FakeMachine, behaviour: str, failure: str | None
+) -> None:
+    """It was proven before, so no older generation is the cure; the next run finds it dead and starts it."""
+    deploy(machine, OLD)
+    machine.behaviour[OLD.name], machine.loads, machine.looks = behaviour, True, 3
+    outcome = deploy(machine, OLD)
+    assert (outcome.action, outcome.failure, outcome.generation is None) == (
+        Action.NOTHING,
+        failure,
+        behaviour == DIES,
+    )
+    assert machine.calls == [f"probe {OLD.name}"] and generations.is_good(machine.paths, OLD.name)
+
+
 def test_change_and_back(machine: FakeMachine) -> None:
     deploy(machine, OLD)
     outcome = deploy(machine, NEW)

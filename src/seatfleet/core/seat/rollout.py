@@ -260,7 +260,8 @@ class Rollout:
             self._renew_key()
             self._install(self.wanted.generation)
         if decision.action is Action.NOTHING:
-            return self._outcome(decision, changed=decision.changes, pruned=self._prune())
+            failure = self._wait_while_it_loads()
+            return self._outcome(decision, changed=decision.changes, pruned=self._prune(), failure=failure)
         way_back = self._way_back((None, generations.link_target(self.paths.previous)))
         try:
             # Looked at after the repairs, which make systemd forget how often it has restarted the unit.
@@ -273,6 +274,22 @@ class Rollout:
             with self.machine.start_lock():
                 return self._give_back(decision, str(error), (None, generations.link_target(self.paths.previous)))
         return self._good(decision, ready_s, evidence, way_back)
+
+    def _wait_while_it_loads(self) -> str | None:
+        """Wait for a proven generation that somebody else started, as a boot does; return why it does not come up.
+
+        Its port opens when it is loaded, and no alias can be opened or proven before.
+        """
+        state = self._state()
+        if any(owner.pid in state.pids for owner in state.listeners):
+            return None
+        try:
+            self._prove(self.wanted.generation, time.time(), state.unit)
+        except Undecided:
+            return None
+        except RolloutError as error:
+            return str(error)
+        return None
 
     def _replace(self, decision: Decision) -> Outcome:
         before = self._links()
