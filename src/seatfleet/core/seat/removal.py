@@ -71,9 +71,7 @@ def stop(machine: Machine, paths: SeatPaths, *, check: bool, closed: Sequence[st
         return replace(result, failure=f"it was not stopped: {error}")
 
 
-def _stop(
-    machine: Machine, paths: SeatPaths, manifest: Mapping[str, Any], result: Stop, closed: Sequence[str]
-) -> Stop:
+def _stop(machine: Machine, paths: SeatPaths, manifest: Mapping[str, Any], result: Stop, closed: Sequence[str]) -> Stop:
     before = None if result.ran else stopped.read(paths.seat, paths.root)
     mark = stopped.Mark(before.at if before else time.time(), tuple(closed))
     # Before the stop: should this process die after it, what starts seats that were left stopped leaves this one alone.
