@@ -18,7 +18,9 @@ import pytest
 from seatfleet.cli import main
 from seatfleet.commands import why as command
 from seatfleet.commands.why import explain
+from seatfleet.core.host.processes import UnitState
 from seatfleet.core.report.why import Failure, failed_start, kernel_lines, starts, text
+from seatfleet.core.seat import stopped
 
 UNIT = "vllm-seat-a.service"
 SERVER, ENGINE, STRANGER = 300, 374, 9000
@@ -161,6 +163,44 @@ def test_a_storm_is_a_few_lines() -> None:
     cards = [XID.format(card=f"{card:02x}", xid=79, pid=1, name="x", words="lost") for card in range(20)]
     assert seen(*storm) == (storm[0],)
     assert len(seen(*storm, *cards)) == 5
+    killed = OOM.format(pid=ENGINE, name="VLLM::EngineCor")
+    assert seen(*storm, *cards, killed)[-1] == killed, "it decides the cause, and comes last"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LOST,
+        "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+        XID.format(card="01", xid=31, pid=ENGINE, name="VLLM::EngineCor", words="Ch 00000008, MMU Fault"),
+    ],
+)
+def test_a_card_of_a_neighbour_is_none_of_the_seats(line: str) -> None:
+    lines, (start,) = kernel(line), starts(journal())
+    for cards, count in (({"00000000:01:00.0"}, 1), ({"00000000:C1:00.0"}, 0), (None, 1)):
+        assert len(kernel_lines(lines, start, UNIT, cards)) == count
+
+
+@pytest.mark.parametrize(
+    ("visible", "said", "cards"),
+    [
+        ("GPU-a,GPU-b", "GPU-{}, 00000000:{}1:00.0, RTX, 97887, 580.95.05", {"00000000:a1:00.0", "00000000:b1:00.0"}),
+        ("GPU-a,GPU-x", "GPU-{}, 00000000:{}1:00.0, RTX, 97887, 580.95.05", None),
+        ("GPU-a", "Unable to determine the device handle for GPU{}: 0000:{}1:00.0: Unknown Error", None),
+        ("", "GPU-{}, 00000000:{}1:00.0, RTX, 97887, 580.95.05", None),
+    ],
+)
+def test_cards_are_known_when_the_driver_names_each(
+    visible: str, said: str, cards: set[str] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A card that has fallen off the bus is one that nvidia-smi does not name: then any may be the seat's."""
+    generation = tmp_path / "generations/0123456789ab"
+    generation.mkdir(parents=True)
+    (generation / "manifest.json").write_text(json.dumps({"environment": {"CUDA_VISIBLE_DEVICES": visible}}))
+    monkeypatch.setattr("seatfleet.core.paths.SeatPaths.home", tmp_path)
+    output = "\n".join(said.format(card, card) for card in "abc")
+    monkeypatch.setattr(command.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, output))
+    assert command._cards("a") == cards
 
 
 def test_a_precise_cause_without_advice_is_not_called_unknown() -> None:
@@ -175,15 +215,22 @@ def test_the_command_asks_the_kernels_journal_about_that_end_only(
     asked: list[list[str]] = []
 
     def journalctl(arguments: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        if arguments[0] == "nvidia-smi":
+            raise FileNotFoundError
         asked.append(arguments)
         lines = kernel(LOST) if "_TRANSPORT=kernel" in arguments else journal(ended=KILLED)
         return subprocess.CompletedProcess(arguments, 0, "\n".join(lines).encode())
 
     monkeypatch.setattr(command.subprocess, "run", journalctl)
     monkeypatch.setattr("seatfleet.core.report.status.seats_on_disk", lambda: ["a"])
-    monkeypatch.setattr("seatfleet.core.host.machine.LocalMachine.unit_state", lambda *_: "failed")
+    unit = UnitState(UNIT, "loaded", "inactive", "dead", "success", 0, 3, f"/system.slice/{UNIT}", True, False, (), 0)
+    monkeypatch.setattr("seatfleet.core.host.machine.LocalMachine.unit_state", lambda *_: unit)
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
+    stopped.write("a", stopped.Mark(1.0))
     assert main(["why", "a"]) == 0
-    assert f"first cause: {LOST}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"first cause: {LOST}" in shown
+    assert "inactive (3 restarts), stopped on purpose (playbooks/stop.yml)" in shown
     assert [f"--since=@{ENDED - 900}.000000", f"--until=@{ENDED + 5}.000000"] == asked[1][-2:]
     files = {"journal": journal(ended=KILLED), "kernel": kernel(LOST)}
     for name, lines in files.items():

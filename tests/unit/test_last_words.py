@@ -68,6 +68,21 @@ def test_remove_says_what_became_of_each_seat() -> None:
     assert len(said(*name, **two).splitlines()) == 2
 
 
+def test_stop_says_which_other_host_it_did_not_reach() -> None:
+    """Such a host may be why the seat is stopped: that is told, and does not end the play as unreachable."""
+    (play,) = yaml.safe_load((PROJECT / "playbooks/stop.yml").read_text())
+    (task,) = [one for one in play["tasks"] if "delegate_to" in one]
+    assert task["ignore_unreachable"] is True
+    name = "playbooks/stop.yml", "Show what was stopped"
+    done: dict[str, Any] = {"__stop": {"seats": [{"seat": "a", "ran": True, "aborted": 0}]}}
+    item = {"seat": "a", "follower": "spark-2"}
+    reached = said(*name, **done, **{task["register"]: {"results": [{"item": item, "changed": True}]}})
+    assert reached.startswith("stopped: a; requests that were cut off: 0.")
+    assert said(*name, **done, **{task["register"]: {"changed": False, "skipped": True}}) == reached
+    lost = said(*name, **done, **{task["register"]: {"results": [{"item": item, "unreachable": True}]}})
+    assert lost == f"spark-2 cannot be reached: nothing there says that a was stopped on purpose. {reached}"
+
+
 def test_stop_tells_the_host_which_aliases_were_closed() -> None:
     (play,) = yaml.safe_load((PROJECT / "playbooks/stop.yml").read_text())
     (task,) = [one for one in play["tasks"] if one["name"] == "Stop"]

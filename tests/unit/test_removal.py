@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from seatfleet.core.paths import SeatPaths
 from seatfleet.core.seat import stopped
 from seatfleet.core.seat.removal import Stop, remove, stop
 from seatfleet.core.seat.render import render
-from seatfleet.core.seat.rollout import roll_out
+from seatfleet.core.seat.rollout import RolloutError, roll_out
 from seatfleet.core.seat.staging import stage_host
 
 SEAT, OTHER = "lab-oracle", "lab-dense"
@@ -125,6 +128,72 @@ def test_a_second_stop_does_not_forget_when_the_first_was(machine: FakeMachine) 
     assert (stopped.read(SEAT, root) or stopped.Mark(0)).at > 1e9
     remove(machine, machine.paths, weights=False, releases=False, check=False)
     assert stopped.read(SEAT, root) is None
+
+
+@contextlib.contextmanager
+def somebody_starts(machine: FakeMachine, sub: str) -> Iterator[None]:
+    """Hold the lock after a rollout that has started the seat, which removes its mark."""
+    stopped.clear(SEAT, machine.paths.root)
+    machine.sub, machine.locked = sub, True
+    yield
+    machine.locked = False
+
+
+@pytest.mark.parametrize("before", ["running", "dead"])
+def test_a_rollout_that_ends_first_does_not_take_the_mark_along(
+    before: str, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when it is written, or the seat looked at, before the lock: the seat was started again, or served on."""
+    machine.sub = before
+    monkeypatch.setattr(machine, "start_lock", lambda: somebody_starts(machine, "running"))
+    done = stop(machine, machine.paths, check=False)
+    assert (done.ran, done.failure, machine.process) == (True, None, None)
+    assert stopped.read(SEAT, machine.paths.root) is not None
+
+
+def test_a_restart_of_systemds_under_the_stop_does_not_take_the_mark_along(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = machine.stop
+
+    def restarted(unit: str, timeout_s: float) -> None:
+        stopped.clear(SEAT, machine.paths.root)
+        down(unit, timeout_s)
+
+    monkeypatch.setattr(machine, "stop", restarted)
+    assert stop(machine, machine.paths, check=False).failure is None
+    assert stopped.read(SEAT, machine.paths.root) is not None
+
+
+def test_a_seat_that_is_out_stays_so_when_a_second_stop_does_not_get_the_lock(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop(machine, machine.paths, check=False)
+
+    def locked() -> None:
+        raise RolloutError("another start on this host")
+
+    monkeypatch.setattr(machine, "start_lock", locked)
+    assert stop(machine, machine.paths, check=False).failure == "it was not stopped: another start on this host"
+    assert stopped.read(SEAT, machine.paths.root) is not None
+
+
+def test_a_full_disk_keeps_no_seat_from_being_stopped(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = machine.paths.root / "var/lib/seatfleet/evidence/gateway.json"
+    file.write_text(json.dumps({"cells": [{"alias": "gen-large"}]}))
+    write = stopped.write_atomic
+
+    def full(path: Path, *arguments: object) -> None:
+        if path == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *arguments)
+
+    monkeypatch.setattr(stopped, "write_atomic", full)
+    assert stop(machine, machine.paths, check=False, closed=["gen-large"]).failure is None
+    assert machine.process is None
+    monkeypatch.setattr(stopped, "write", lambda *_: full(file))
+    failure = stop(machine, machine.paths, check=False).failure
+    assert failure == "it was not stopped: [Errno 28] No space left on device"
 
 
 def test_a_seat_that_had_failed_is_stopped_on_purpose_from_then_on(machine: FakeMachine) -> None:

@@ -88,6 +88,17 @@ def test_a_start_of_any_kind_ends_a_maintenance(monkeypatch: pytest.MonkeyPatch,
     assert stopped.read(SEAT) is None
 
 
+def test_a_start_by_hand_ends_a_maintenance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Red without it: a later rollout that was killed left the seat stopped, and no alert said so."""
+    monkeypatch.setattr(stopped, "STOPPED", str(tmp_path / "stopped"))
+    monkeypatch.setattr(machine.LocalMachine, "start_under_way", lambda _: True)
+    stopped.write(SEAT, stopped.Mark(1.0))
+    assert settle.run(argparse.Namespace(seat=SEAT, after_rollout=False)) == 0
+    assert stopped.read(SEAT) is None
+    monkeypatch.setattr(stopped, "STOPPED", "/proc/version")
+    assert settle.run(argparse.Namespace(seat=SEAT, after_rollout=False)) == 0, "a start is never prevented"
+
+
 def test_a_start_that_fails_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

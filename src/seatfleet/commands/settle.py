@@ -2,7 +2,8 @@
 
 The unit of a seat runs this as root before each start. While a rollout is under way (somebody holds the host's start
 lock) nothing happens: then the unproven generation is the one to be tried. Otherwise a generation without evidence is
-what a power cut or a dead controller left in the middle of a rollout, and the good one before it serves instead.
+what a power cut or a dead controller left in the middle of a rollout, and the good one before it serves instead. In any
+case the seat is not out of service any more: the mark of playbooks/stop.yml is removed.
 
 With ``--after-rollout`` it waits until no rollout is under way, and starts the seat if one has left it stopped: each
 rollout has systemd run it, in case the rollout is killed between stop and start. The alias stays closed: no host can
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 
 HELP = "before an unattended start: go back to the last proven generation"
 
@@ -35,8 +37,11 @@ def run(args: argparse.Namespace) -> int:
 def _settle(seat: str) -> int:
     from seatfleet.core.host.machine import LocalMachine
     from seatfleet.core.paths import SeatPaths
+    from seatfleet.core.seat import stopped
     from seatfleet.core.seat.generations import link_target, settle
 
+    with suppress(OSError):
+        stopped.clear(seat)
     paths = SeatPaths(seat)
     if LocalMachine().start_under_way():
         return 0

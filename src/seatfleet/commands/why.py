@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
         expected = f"a seat of this host ({', '.join(known) or 'it has none'})"
         raise ProblemsError([Problem("", "", "", expected, args.seat)])
     lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
-    state = "from a file" if args.journal else f"{unit} is {LocalMachine().unit_state(unit)}"
-    if args.journal is None and state.endswith(" inactive") and stopped.read(args.seat):
+    seen = None if args.journal else LocalMachine().unit_state(unit)
+    state = f"{unit} is {seen}" if seen else "from a file"
+    if seen and seen.active == "inactive" and stopped.read(args.seat):
         state += ", stopped on purpose (playbooks/stop.yml)"
     history = list(read_history(Path(EVIDENCE) / args.seat, 1000))
     ready = last_ready(history)
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     def kernel(start: Start) -> list[Line]:
         if args.journal is None:
-            return kernel_lines(_kernel_journal(*window(start.began, start.last)), start, unit)
+            asked = _kernel_journal(*window(start.began, start.last))
+            return kernel_lines(asked, start, unit, _cards(args.seat) if asked else None)
         return kernel_lines(args.kernel.read_text().splitlines() if args.kernel else (), start, unit)
 
     looked = (failed_start(starts(lines), explain, kernel), failed_probe(history, explain), guarded(mark, explain))
@@ -93,6 +95,26 @@ def _journal(unit: str) -> list[str]:
 def _kernel_journal(since: float, until: float) -> list[str]:
     # Not --dmesg, which is about this boot only: the seat may have ended with the one before.
     return _read(FIELDS, "_TRANSPORT=kernel", f"--since=@{since:.6f}", f"--until=@{until:.6f}")
+
+
+def _cards(seat: str) -> frozenset[str] | None:
+    """Return where the cards are that generations of the seat have; None where nobody knows of each of them."""
+    from ..core.host import gpus
+    from ..core.paths import SeatPaths
+    from ..core.seat.generations import read_manifest
+
+    paths = SeatPaths(seat)
+    manifests = [read_manifest(paths, path.parent.name) or {} for path in paths.generations.glob("*/manifest.json")]
+    visible = {one.get("environment", {}).get("CUDA_VISIBLE_DEVICES", "") for one in manifests}
+    wanted = {card for cards in visible for card in cards.split(",")}
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *gpus.QUERY], capture_output=True, text=True, timeout=_JOURNAL_TIMEOUT_S, check=False
+        )
+        places = {card.uuid: card.pci for card in gpus.parse_query(done.stdout)}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return frozenset(places[card] for card in wanted) if wanted and wanted <= places.keys() else None
 
 
 def _read(fields: str, *what: str) -> list[str]:

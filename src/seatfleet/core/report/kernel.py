@@ -2,7 +2,8 @@
 
 None of it is in the unit's journal. Pure: the lines come as those of ``journalctl _TRANSPORT=kernel --output=json``.
 Most of what a kernel writes is about something else, so a line counts only where it names the seat (its control group,
-one of its processes), where it is about a whole card, or where it comes with the seat's end and bears a name of its.
+one of its processes), where it is about a whole card that may be the seat's, or where it comes with the seat's end and
+bears a name of its.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _CRASHED = re.compile(
 _XID = re.compile(
     r"^NVRM: Xid \((?P<card>[^)]*)\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+|<unknown>)'?)?(?:, name=(?P<name>[^,]*))?"
 )
-_LOST = re.compile(r"^NVRM: .*fallen off the bus")
+_LOST = re.compile(r"^NVRM: (?:.*?(?P<card>[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+))?.*fallen off the bus")
+_ADDRESS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
 # The driver ends the channels of a process that is gone: follows from whatever ended it.
 _CLEANUP = 45
 # About the card, whoever's process the driver names: memory, bus, firmware, link, reset.
@@ -51,12 +53,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Seat:
-    """Whose end it is: its unit, its processes as its journal names them, and when it ended."""
+    """Whose end it is: its unit, its processes as its journal names them, when it ended, and where its cards are.
+
+    ``cards`` is None when that is not known: then any card may be one of its.
+    """
 
     unit: str
     pids: Collection[int]
     names: Collection[str]
     ended: float
+    cards: Collection[str] | None = None
+
+    def may_have(self, card: str | None) -> bool:
+        """Tell whether a card at a PCI address may be one of its; the function, ``.0``, is not always written."""
+        place = _place(card or "")
+        return self.cards is None or place is None or place in map(_place, self.cards)
+
+
+def _place(address: str) -> tuple[int, ...] | None:
+    found = _ADDRESS.search(address)
+    return tuple(int(part, 16) for part in found.groups()) if found else None
 
 
 def window(began: float, ended: float) -> tuple[float, float]:
@@ -76,7 +92,9 @@ def relevant(lines: Iterable[tuple[float, str]], seat: Seat) -> list[Line]:
         near = abs(at - seat.ended) <= AT_ONCE_S
         for kind in _kinds(text, own, others, seat, near):
             kept.setdefault(kind, Line(at, text.strip()[:MAX_LENGTH], kind.startswith("killed")))
-    return list(kept.values())[:MAX_LINES]
+    # What the OOM killer says is kept: it comes last, and decides.
+    first = sorted(kept.values(), key=lambda line: not line.killed)[:MAX_LINES]
+    return [line for line in kept.values() if line in first]
 
 
 def _kinds(text: str, own: Collection[int], others: Collection[int], seat: Seat, near: bool) -> Iterator[str]:
@@ -94,7 +112,7 @@ def _kinds(text: str, own: Collection[int], others: Collection[int], seat: Seat,
     elif xid := _XID.match(text):
         number, pid = int(xid["xid"]), xid["pid"]
         anybody = pid is None or not pid.isdigit() or number in _WHOLE_CARD
-        if number != _CLEANUP and (anybody or ours(str(pid), xid["name"] or "")):
+        if number != _CLEANUP and seat.may_have(xid["card"]) and (anybody or ours(str(pid), xid["name"] or "")):
             yield f"xid {xid['card']} {number}"
-    elif _LOST.match(text):
+    elif (lost := _LOST.match(text)) and seat.may_have(lost["card"]):
         yield "lost"

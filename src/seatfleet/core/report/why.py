@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -119,11 +119,16 @@ def _start(group: Sequence[_Entry]) -> Start:
     )
 
 
-def kernel_lines(lines: Iterable[str], start: Start, unit: str) -> list[kernel.Line]:
-    """Return what the kernel says about the end of a start, from ``journalctl _TRANSPORT=kernel --output=json``."""
+def kernel_lines(
+    lines: Iterable[str], start: Start, unit: str, cards: Collection[str] | None = None
+) -> list[kernel.Line]:
+    """Return what the kernel says about the end of a start, from ``journalctl _TRANSPORT=kernel --output=json``.
+
+    ``cards`` are the PCI addresses of the seat's, None when they are not known.
+    """
     since, until = kernel.window(start.began, start.last)
     entries = [(_time(entry), _message(entry)) for line in lines if (entry := _entry(line)) is not None]
-    seat = kernel.Seat(unit, start.pids, start.names, start.last)
+    seat = kernel.Seat(unit, start.pids, start.names, start.last, cards)
     return kernel.relevant([(at, text) for at, text in entries if since <= at <= until], seat)
 
 

@@ -123,7 +123,8 @@ def give_back(machine: LocalMachine, generation: Generation, old: OldUnit | OldC
     unit_text = generation.files[str(generation.manifest["unit"])]
     wanted = Wanted(generation.name, generation.manifest, unit_text)
     machine.disable(wanted.unit)
-    Rollout(machine, SeatPaths(generation.seat), wanted).take_down()
+    with machine.start_lock():
+        Rollout(machine, SeatPaths(generation.seat), wanted).take_down()
     return old.come_back()
 
 

@@ -60,25 +60,40 @@ def stop(machine: Machine, paths: SeatPaths, *, check: bool, closed: Sequence[st
     manifests = list(_manifests(paths))
     if not manifests:
         return Stop(paths.seat)
-    active = machine.unit_state(paths.unit.name).active
-    result = Stop(paths.seat, ran=active not in {"inactive", "failed"}, follower=_follower(manifests))
+    result = Stop(paths.seat, ran=_runs(machine, paths), follower=_follower(manifests))
     if check:
         return result
-    # Before the stop: what starts seats that were left stopped leaves a marked one alone.
+    try:
+        # A rollout that is under way would start it again, and take the mark for the one before.
+        with machine.start_lock():
+            return _stop(machine, paths, manifests[0], replace(result, ran=_runs(machine, paths)), closed)
+    except (RolloutError, OSError) as error:
+        return replace(result, failure=f"it was not stopped: {error}")
+
+
+def _stop(machine: Machine, paths: SeatPaths, manifest: Mapping[str, Any], result: Stop, closed: Sequence[str]) -> Stop:
     before = None if result.ran else stopped.read(paths.seat, paths.root)
-    stopped.write(paths.seat, stopped.Mark(before.at if before else time.time(), tuple(closed)), paths.root)
+    mark = stopped.Mark(before.at if before else time.time(), tuple(closed))
+    # Before the stop: should this process die after it, what starts seats that were left stopped leaves this one alone.
+    stopped.write(paths.seat, mark, paths.root)
     stopped.drop_proofs(closed, paths.root)
     if result.ran:
         try:
-            drained_s, aborted = _take_down(machine, paths, manifests[0])
-        except RolloutError as error:
+            drained_s, aborted = _take_down(machine, paths, manifest)
+        except (RolloutError, OSError):
             stopped.clear(paths.seat, paths.root)
-            return replace(result, failure=f"it was not stopped: {error}")
+            raise
+        # And after it: systemd may have started it once more meanwhile, which removes a mark.
+        stopped.write(paths.seat, mark, paths.root)
         result = replace(result, drained_s=drained_s, aborted=aborted)
     if machine.unit_state(paths.unit.name).active == "failed":
         # Also after a stop that ended in SIGKILL. From now on "failed" is a start that somebody tried after this.
         machine.forget(paths.unit.name)
     return result
+
+
+def _runs(machine: Machine, paths: SeatPaths) -> bool:
+    return machine.unit_state(paths.unit.name).active not in {"inactive", "failed"}
 
 
 def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool, check: bool) -> Removal:
@@ -109,7 +124,8 @@ def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool,
         # First: it would start what is stopped next, or end it.
         machine.stop(link_unit(paths.seat), KILL_MARGIN_S)
     try:
-        drained_s, aborted = _take_down(machine, paths, manifest)
+        with machine.start_lock():
+            drained_s, aborted = _take_down(machine, paths, manifest)
     except RolloutError as error:
         return Removal(paths.seat, failure=f"nothing was removed: {error}")
     for path in doomed:

@@ -246,12 +246,13 @@ class Rollout:
     def take_down(self) -> tuple[float, int]:
         """Drain and stop the seat for good; return the seconds waited and the requests that were cut off.
 
+        The caller holds the start lock.
+
         Raises:
             RolloutError: it does not stop.
         """
-        with self.machine.start_lock():
-            drained = self._drain()
-            self._stop()
+        drained = self._drain()
+        self._stop()
         return drained
 
     def _settle(self, decision: Decision) -> Outcome:

@@ -1,6 +1,7 @@
 """That an operator took a seat out of service: a mark on its host, so that nobody takes it for a broken one.
 
-In ``/run``: a host that boots starts its seats by itself. Whoever starts one removes its mark.
+In ``/run``: a host that boots starts its seats by itself. Every start removes the mark, also one by hand
+(``seatctl settle`` in the unit): a mark that stayed would hide the next time that the seat is away.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,16 +57,13 @@ def clear(seat: str, root: Path = Path("/")) -> None:
 def drop_proofs(aliases: Collection[str], root: Path = Path("/")) -> None:
     """Remove closed aliases from the evidence of the last gateway proof: what it saw is not so any more.
 
-    The file keeps its time, which is that of the proof.
+    The file keeps its time, which is that of the proof. A full disk is no reason not to stop a seat.
     """
     path = root / EVIDENCE.lstrip("/") / GATEWAY_EVIDENCE
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no proof, or none that anybody could read
         content, stat = json.loads(path.read_text(encoding="utf-8")), path.stat()
         left = [cell for cell in content["cells"] if cell["alias"] not in aliases]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # no proof, or none that anybody could read
-    if len(left) < len(content["cells"]):
-        write_atomic(
-            path, json.dumps({**content, "cells": left}, indent=4, sort_keys=True) + "\n", stat.st_mode & 0o777
-        )
-        os.utime(path, (stat.st_atime, stat.st_mtime))
+        if len(left) < len(content["cells"]):
+            text = json.dumps({**content, "cells": left}, indent=4, sort_keys=True) + "\n"
+            write_atomic(path, text, stat.st_mode & 0o777)
+            os.utime(path, (stat.st_atime, stat.st_mtime))
