@@ -13,7 +13,7 @@ from typing import Any
 
 from seatfleet.core.host.processes import Process, SeatState, UnitState
 from seatfleet.core.host.sockets import Owner
-from seatfleet.core.paths import SeatPaths
+from seatfleet.core.paths import SeatPaths, measuring_units
 from seatfleet.core.seat import generations
 from seatfleet.core.seat.render import Generation
 from seatfleet.core.seat.rollout import ProbeResult, RolloutError
@@ -38,6 +38,7 @@ class FakeMachine:
     stubborn: bool = False  # does not end on SIGTERM
     immortal: bool = False  # does not end on SIGKILL either
     loads: bool = False  # has not opened its port; a probe that has passed found it open
+    measured: bool = False  # by a campaign
     strangers: list[Owner] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
     shortage: list[str] = field(default_factory=list)
@@ -58,6 +59,11 @@ class FakeMachine:
     looked: int = 0
 
     def unit_state(self, unit: str) -> UnitState:
+        if unit in measuring_units(self.paths.seat):
+            active, sub = ("active", "running") if self.measured else ("inactive", "dead")
+            return UnitState(
+                unit, "not-found", active, sub, "success", 0, 0, f"/system.slice/{unit}", False, False, (), 0
+            )
         assert unit == self.paths.unit.name
         active = {"running": "active", "failed": "failed", "auto-restart": "activating"}.get(self.sub, "inactive")
         return UnitState(

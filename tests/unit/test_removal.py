@@ -106,6 +106,16 @@ def test_a_stopped_seat_is_whole_and_starts_at_boot(machine: FakeMachine) -> Non
     assert (outcome.failure, machine.process is not None) == (None, True)
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_seat_that_is_measured_is_left_to_its_campaign(machine: FakeMachine, check: bool) -> None:
+    """It would read that nothing ran, and get a mark; then the campaign ends and starts the seat."""
+    machine.measured = True
+    before = list(machine.calls)
+    done = stop(machine, machine.paths, check=check)
+    assert str(done.failure).startswith("vllm-campaign-run-") and "measures it and starts it again" in str(done.failure)
+    assert machine.calls == before and stopped.read(machine.paths.seat, machine.paths.root) is None
+
+
 def test_a_stop_that_does_not_work_says_so(machine: FakeMachine) -> None:
     machine.immortal = True
     failure = stop(machine, machine.paths, check=False).failure

@@ -30,6 +30,11 @@ def campaign_unit(seat: str) -> str:
     return f"{CAMPAIGN_PREFIX}{seat}.service"
 
 
+def measuring_units(seat: str) -> tuple[str, ...]:
+    """Return the units that stop a seat, measure it and start it again: roles campaign and headroom."""
+    return f"{CAMPAIGN_PREFIX}run-{seat}.service", f"vllm-headroom-run-{seat}.service"
+
+
 def stub_unit(port: int) -> str:
     """Return the systemd unit that answers 503 on a port, for example ``seatfleet-stub@8022.service``."""
     return f"{STUB_PREFIX}{port}.service"

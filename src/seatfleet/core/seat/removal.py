@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..paths import CACHE, SEATS, SeatPaths, link_unit
+from ..paths import CACHE, SEATS, SeatPaths, link_unit, measuring_units
 from . import generations, stopped
 from .decision import Wanted
 from .link import config_of
@@ -61,6 +61,11 @@ def stop(machine: Machine, paths: SeatPaths, *, check: bool, closed: Sequence[st
     if not manifests:
         return Stop(paths.seat)
     result = Stop(paths.seat, ran=_runs(machine, paths), follower=_follower(manifests))
+    measuring = next((unit for unit in measuring_units(paths.seat) if _active(machine, unit)), None)
+    if measuring:
+        return replace(
+            result, failure=f"{measuring} measures it and starts it again: wait for its end, or stop that unit first"
+        )
     if check:
         return result
     try:
@@ -93,7 +98,11 @@ def _stop(machine: Machine, paths: SeatPaths, manifest: Mapping[str, Any], resul
 
 
 def _runs(machine: Machine, paths: SeatPaths) -> bool:
-    return machine.unit_state(paths.unit.name).active not in {"inactive", "failed"}
+    return _active(machine, paths.unit.name)
+
+
+def _active(machine: Machine, unit: str) -> bool:
+    return machine.unit_state(unit).active not in {"inactive", "failed"}
 
 
 def remove(machine: Machine, paths: SeatPaths, *, weights: bool, releases: bool, check: bool) -> Removal:
