@@ -11,8 +11,9 @@ import pytest
 from campaign_raw import MTP, WRITTEN, World, make_raw, page
 
 from seatfleet.campaign.analysis import analyse
-from seatfleet.campaign.controls import BOOT_RULES, BootView, Context, Status, the_control_does_not_speculate
+from seatfleet.campaign.controls import BOOT_RULES, BootView, Check, Context, Status, the_control_does_not_speculate
 from seatfleet.campaign.definition import Arm, load_definition
+from seatfleet.campaign.global_controls import _of_cells
 from seatfleet.campaign.load import Request
 from seatfleet.campaign.observe import Cell, read_counters
 from seatfleet.core.health.metrics import parse
@@ -397,6 +398,28 @@ def test_concurrency_is_judged_up_to_what_each_arm_serves_at_once(tmp_path: Path
     flat = World(factor=lambda slot, key: 1.0 if slot.arm == "off" else 1 / key[1] ** 0.8)
     result = result_of(tmp_path, flat, arms=arms, studied_keys=["max-num-seqs"])
     assert {c["subject"]: c["status"] for c in check(result, "V13")} == {"off": "pass", "a": "not checked"}
+
+
+def test_concurrency_is_judged_between_the_levels_of_each_shape(tmp_path: Path):
+    """With levels 1 and 8 for tool, 1, 4 and 8 for count, nothing of tool was looked at."""
+    flat = World(factor=lambda slot, key: 1 / key[1] if key[0] == "tool" and slot.arm == "k2" else 1.0)
+    shapes = {"count": {}, "tool": {"concurrency": [1, 8]}}
+    primary = {"shapes": ["tool"], "concurrency": [1, 8]}
+    result = result_of(tmp_path, flat, shapes=shapes, concurrency=[1, 4, 8], primary=primary, requests=8)
+    (found,) = (c for c in check(result, "V13") if c["subject"] == "k2")
+    assert found["status"] == "void" and "tool: " in found["detail"] and "from c=1 to c=8" in found["detail"]
+
+
+def test_a_cell_that_cannot_be_judged_hides_no_control_boot_that_is_odd():
+    odd, unknown = ["00_off_1 in tool c=1: +10.0% from the others"], ["tool c=8: no control boot"]
+    assert _of_cells("GC1", "t", odd, unknown, []).status is Status.FAIL
+    assert _of_cells("GC1", "t", [], unknown, ["fine"]).status is Status.NOT_CHECKED
+    assert _of_cells("GC1", "t", [], [], ["fine"]) == Check("GC1", "t", "campaign", Status.PASS, "fine")
+
+
+def test_the_answer_says_that_a_control_failed_and_not_what_should_have_been(tmp_path: Path):
+    result = result_of(tmp_path, World(speed=SPEED, accepted={"k2": 0}))
+    assert "k2 against off: void at tool c=1 (V2 not met, counting is accepted as it should be)" in result["answer"]
 
 
 def test_without_look_ups_the_prefix_cache_is_not_checked(tmp_path: Path):

@@ -60,7 +60,12 @@ def seatctl(*argv: object) -> int:
 def test_a_plan_says_what_it_takes(file: Path, capsys: pytest.CaptureFixture[str]):
     assert seatctl("plan", "--definition", file, "--name", "mtp") == 0
     text = capsys.readouterr().out
-    for words in ("boots         off k2 off", "count c=1 (2)", "11.0 times |off_A - off_B|", "takes about   10 min"):
+    for words in (
+        "boots         off k2 off",
+        "count c=1 (2)",
+        "11.0 times |off_A - off_B|",
+        "takes about   10 min, if READY takes 120 s",
+    ):
         assert words in text
     assert seatctl("plan", "--definition", file, "--name", "mtp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["order"] == ["off", "k2", "off"]
@@ -70,6 +75,22 @@ def test_a_plan_shows_each_arms_changes_of_a_live_seat(file: Path, tmp_path: Pat
     (tmp_path / "live.yml").write_text(yaml.safe_dump({"executable": ["x"], "config": {"model": str(tmp_path)}}))
     assert seatctl("plan", "--definition", file, "--name", "mtp", "--local", tmp_path / "live.yml") == 0
     assert "speculative-config: None -> {'method': 'mtp'" in capsys.readouterr().out
+
+
+def test_a_duration_counts_every_request_that_is_sent(file: Path):
+    """Answers that are not streamed and the planted cells are sent one at a time: half as long again."""
+    from seatfleet.campaign.definition import load_definition
+    from seatfleet.campaign.plan import estimate_seconds
+
+    written = yaml.safe_load(file.read_text())["campaigns"]["mtp"]
+
+    def seconds(**changes: object) -> float:
+        return estimate_seconds(load_definition({**written, **changes}, name="mtp", where="test"), 0.0, 1.0)
+
+    base = {"mode": "palindrome", "reps": 2, "requests": 12, "planted_delay": None, "concurrency": [1], "idle_s": 0}
+    controls, boots, shapes = 3, 5, len(load_definition(written, name="mtp", where="test").shapes)
+    assert seconds(**base, end_to_end=True) - seconds(**base) == boots * 2 * 10 * shapes
+    assert seconds(**{**base, "planted_delay": 0.1}) - seconds(**base) == controls * 3 * 12
 
 
 def test_designs_known_without_scipy_are_what_scipy_says():

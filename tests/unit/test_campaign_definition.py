@@ -39,6 +39,9 @@ def mtp(**changes: Any) -> dict[str, Any]:
     return raw
 
 
+K1 = {"method": "mtp", "num_speculative_tokens": 1}
+
+
 def load(raw: object, name: str = "mtp"):
     return load_definition(raw, name=name, where="group_vars/fv_ml1/campaigns.yml")
 
@@ -71,7 +74,8 @@ def test_a_cell_has_three_waves_and_at_least_twelve_requests(shape: str, concurr
 def test_an_interaction_is_a_contrast_of_four_arms():
     weights = {"k1": 1, "off": -1, "k1-res": -1, "off-res": 1}
     arms = {
-        name: {"speculative-config": {"method": "mtp", "num_speculative_tokens": i}} for i, name in enumerate(weights)
+        name: {"speculative-config": {"method": "mtp", "num_speculative_tokens": i + 1}}
+        for i, name in enumerate(weights)
     }
     definition = load(mtp(arms=arms, contrasts={"interaction": weights}))
     assert definition.contrasts[0].weights == {name: float(w) for name, w in weights.items()}
@@ -158,8 +162,24 @@ def test_an_interaction_is_a_contrast_of_four_arms():
         ({"compile_cache": "none"}, "compile_cache: expected one of persist, fresh"),
         ({"warmup_boots": "yes"}, "warmup_boots: expected true or false"),
         ({"planted_delay": 5}, "planted_delay: expected a number from 0.02 to 1"),
-        ({"arms__k1": {"speculative-config": {"rejection_sample_method": "synthetic"}}}, "expected real acceptance"),
-        ({"arms__k1": {"speculative-config": {"synthetic_acceptance_rate": 0.9}}}, "expected real acceptance"),
+        (
+            {"arms__k1": {"speculative-config": {**K1, "rejection_sample_method": "synthetic"}}},
+            "expected real acceptance",
+        ),
+        (
+            {"arms__k1": {"speculative-config": {**K1, "synthetic_acceptance_rate": 0.9}}},
+            "expected real acceptance",
+        ),
+        *(
+            ({"arms__k1": {"speculative-config": value}}, "a mapping with method and num_speculative_tokens")
+            for value in (
+                '{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic"}',
+                {"method": "mtp"},
+                {"num_speculative_tokens": 1},
+                {"method": "mtp", "num_speculative_tokens": 0},
+                {"method": "mtp", "num_speculative_tokens": "two"},
+            )
+        ),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str):
@@ -170,10 +190,10 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str):
 
 
 def test_what_explains_the_result_is_read():
-    arms = {name: {"speculative-config": name} for name in ("off", "fp8", "k2", "k2-fp8")}
+    arms = {name: {"quantization": name} for name in ("off", "fp8", "k2", "k2-fp8")}
     facts = {"experts": 512, "active_experts": 10, "host_table": True}
     four = {"off": "off", "off_lever": "fp8", "spec": "k2", "spec_lever": "k2-fp8"}
-    definition = load(mtp(arms=arms, amortization=four, model_facts=facts))
+    definition = load(mtp(arms=arms, studied_keys=["quantization"], amortization=four, model_facts=facts))
     assert definition.amortization is not None and definition.amortization.spec_lever == "k2-fp8"
     assert definition.model_facts is not None and definition.model_facts.host_table
 

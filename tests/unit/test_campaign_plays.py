@@ -110,3 +110,25 @@ def test_another_campaign_of_the_seat_is_left_alone(unit: list[str], going: bool
 )
 def test_an_edited_definition_is_not_answered_by_what_was_measured(known: Any, new: bool, going: bool) -> None:
     assert allowed("Require the definition that the campaign began with", known=known, campaign_new=new) is going
+
+
+@pytest.mark.parametrize(
+    ("given", "looked_at", "going"),
+    [
+        ({}, ["a", "b"], True),
+        ({"seat": "b"}, ["b"], True),
+        ({"seat": "typo"}, [], False),
+    ],
+    ids=["all", "one", "of no host"],
+)
+def test_a_look_is_at_the_seats_that_are_there_and_a_wrong_name_is_refused(
+    given: dict[str, Any], looked_at: list[str], going: bool
+) -> None:
+    """A seat with `state: present` written out was left out, and a typo was a green play that showed nothing."""
+    seats = {"a": {"port": 1}, "b": {"port": 2, "state": "present"}, "c": {"port": 3, "state": "absent"}}
+    (play,) = yaml.safe_load((PROJECT / "playbooks/bench.yml").read_text())
+    hosts = {"ansible_play_hosts_all": ["h", "bare"], "hostvars": {"h": {"seats": seats}, "bare": {}}}
+    variables = {**trusted(play["vars"]), **hosts, "seats": seats, **given}
+    assert rendered("{{ __bench_seats | list }}", variables) == looked_at
+    that = play["tasks"][0]["ansible.builtin.assert"]["that"]
+    assert bool(rendered("{{ " + that + " }}", variables)) is going

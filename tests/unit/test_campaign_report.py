@@ -9,9 +9,25 @@ from pathlib import Path
 
 import pytest
 from campaign_raw import MTP, World, make_raw
+from matplotlib.axes import Axes
 
+from seatfleet.campaign.plots import forest
 from seatfleet.campaign.rawdata import RawCampaign, RawError
-from seatfleet.campaign.report import Mismatch, brief, compare, facts, steps_table, verify, write_report
+from seatfleet.campaign.report import (
+    Mismatch,
+    _tone,
+    both_ways,
+    brief,
+    compare,
+    facts,
+    findings_table,
+    markdown,
+    render_html,
+    steps_table,
+    tool_calls_table,
+    verify,
+    write_report,
+)
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs/evidence"
 SPEED = {"k1": 0.62, "k2": 0.40, "k3": 0.20}
@@ -218,6 +234,60 @@ def test_a_boot_that_was_measured_again_is_in_the_facts(finished: RawCampaign):
     report = json.loads((finished.path / "report/report.json").read_text())
     report["campaign"]["redone"] = [{"boot": "08_off_3", "reason": "too slow"}]
     assert ("Measured again by hand", "08_off_3 (too slow)") in facts(report)
+
+
+def test_a_report_is_not_made_of_raw_data_that_was_changed(raw: RawCampaign):
+    tamper_raw(raw)
+    with pytest.raises(RawError, match="raw data changed since it was measured"):
+        write_report(raw, raw.path / "report")
+
+
+def test_boots_that_did_not_end_are_in_the_facts(finished: RawCampaign):
+    report = json.loads((finished.path / "report/report.json").read_text())
+    report["campaign"]["aborted"] = [{"boot": "03_k3_1", "reason": "interrupted by SIGTERM"}]
+    assert ("Begun, not ended, measured again", "03_k3_1 (interrupted by SIGTERM)") in facts(report)
+
+
+def test_floors_are_printed_as_far_as_they_reach_in_both_directions():
+    assert (both_ways(0.0235), both_ways(1.316), both_ways(None)) == ("2.4 %", "-56.8 to +131.6 %", "")
+
+
+def test_an_exploratory_win_is_not_printed_like_one(finished: RawCampaign):
+    """Of 100 uncorrected comparisons without any effect, five look like this."""
+    report = json.loads((finished.path / "report/report.json").read_text())
+    decided = {row[3] for row in findings_table(report, "primary")[1]}
+    explored = {row[3] for row in findings_table(report, "exploratory")[1]}
+    assert "WIN" in decided and "WIN (uncorrected)" in explored and not {"WIN", "LOSS", "EQUIVALENT"} & explored
+
+
+@pytest.mark.parametrize(
+    ("given", "tone"), [(["WIN", "VOID"], "WIN"), (["LOSS", "CANNOT_RESOLVE"], "LOSS"), (["WIN", "LOSS"], "mixed")]
+)
+def test_the_colour_of_an_answer_is_not_that_of_its_better_half(given: list[str], tone: str):
+    assert _tone({"findings": [{"verdict": verdict, "family": "primary"} for verdict in given]}) == tone
+
+
+def test_how_often_tool_calls_fitted_is_in_both_pages(finished: RawCampaign):
+    report = json.loads((finished.path / "report/report.json").read_text())
+    report["tool_calls"] = [{"arm": "k1", "n": 48, "ok": 0.875}]
+    assert tool_calls_table(report)[1] == [("k1", "48", "87.5 %")]
+    assert "| k1 | 48 | 87.5 % |" in markdown(report) and "87.5 %" in render_html(report, "0")
+
+
+def test_the_bar_of_a_floor_ends_where_the_floor_ends(finished: RawCampaign):
+    """Drawn as plus and minus the same percentage, a certain loss would lie on the grey."""
+    drawn: list[tuple[float, float]] = []
+
+    def barh(self: Axes, y: object, width: float, left: float = 0.0, **_: object) -> None:
+        drawn.append((left, left + width))
+
+    report = json.loads((finished.path / "report/report.json").read_text())
+    for found in report["findings"]:
+        found["floor"] = 3.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Axes, "barh", barh)
+        forest(report)
+    assert drawn and {(round(low), round(high)) for low, high in drawn} == {(-75, 300)}
 
 
 def test_a_report_that_lacks_something_differs(raw: RawCampaign):

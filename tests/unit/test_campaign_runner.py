@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_a_broken_head_is_voided_and_proves_that_the_rule_sees(tmp_path: Path):
     runner = make(tmp_path, arms=arms, positive_controls=["bad"])
     runner.run()
     result = analyse(runner.raw)
-    assert "V2 counting is accepted as it should be" in result["void_arms"]["bad"]
+    assert "V2 not met, counting is accepted as it should be" in result["void_arms"]["bad"]
     assert status(result, "PC3") == {"pass"} and {f["contrast"] for f in result["findings"]} == {"k2-vs-off"}
 
 
@@ -204,7 +205,10 @@ def test_an_interrupted_campaign_resumes_after_the_last_complete_boot(tmp_path: 
     again.run()
     assert (runner.raw.path / "boots/00_off_1/boot.json").read_bytes() == first
     assert [arm for arm, _ in seat.starts] == ["off", "k2", "k2", "off"]
-    assert analyse(again.raw)["campaign"]["gaps"] == []
+    found = analyse(again.raw)["campaign"]
+    assert found["gaps"] == []
+    # who ends boots that he does not like chooses his boots, so the report names them
+    assert found["aborted"] == [{"boot": "01_k2_1", "reason": "interrupted by SIGTERM"}]
 
 
 @pytest.mark.parametrize("when", ["in a callback", "while waiting", "before the loop", "in a boot's start"])
@@ -424,6 +428,33 @@ def test_caches_are_warmed_by_one_unmeasured_boot_per_arm(tmp_path: Path):
     runner.run()
     assert [arm for arm, _ in runner.control.starts] == ["off", "k2", "off", "k2", "off"]
     assert len(runner.raw.boots()) == 3
+
+
+def test_a_boot_measured_again_after_the_end_is_not_the_only_cold_one(tmp_path: Path):
+    """A complete campaign has removed its compile caches; going on before the end must not warm anything again."""
+
+    class Seat(FakeSeat):
+        def cache_root(self, cache: str) -> str:
+            return str(tmp_path / "caches" / cache)
+
+        def start(self, config: Any, cache: str) -> None:
+            Path(self.cache_root(cache)).mkdir(parents=True, exist_ok=True)
+            super().start(config, cache)
+
+        def discard(self, campaign: str) -> None:
+            shutil.rmtree(self.cache_root(campaign))
+
+    seat = Seat({"off": OFF, "k2": K2})
+    seat.before_start = lambda arm, number: (_ for _ in ()).throw(Interrupted("SIGTERM")) if number == 4 else None
+    with pytest.raises(Interrupted):
+        make(tmp_path, seat, warmup_boots=True).run()
+    seat.before_start = lambda arm, number: None
+    runner = make(tmp_path, seat, warmup_boots=True)
+    runner.run()
+    assert [arm for arm, _ in seat.starts] == ["off", "k2", "off", "k2", "k2", "off"]
+    runner.raw.redo("02_off_2", "a test")
+    make(tmp_path, seat, warmup_boots=True).run()
+    assert [arm for arm, _ in seat.starts[6:]] == ["off", "off"] and len(runner.raw.boots()) == 3
 
 
 def test_step_0_lowers_the_pin_for_all_arms_until_the_heaviest_serves(tmp_path: Path):

@@ -9,7 +9,7 @@ from statsmodels.stats.multitest import multipletests
 
 from seatfleet.campaign import stats
 from seatfleet.campaign.stats import Boot, Estimate, NotEstimable, design_power, estimate
-from seatfleet.campaign.verdicts import Question, Verdict, decide, relative
+from seatfleet.campaign.verdicts import NOT_ALONE, Question, Verdict, decide, invisible, relative
 
 RNG = np.random.default_rng(7)
 
@@ -165,6 +165,28 @@ def test_a_drift_over_the_campaign_is_seen(drift: float, seen: bool):
         stats.drift(data[:4], [0, 1, 2, 3], 3, 2)
 
 
+def test_a_step_between_two_blocks_is_no_drift():
+    """The comparisons take it out; counted as a drift it took every verdict after a pause or a reboot."""
+    order = ["off", "k1", "k2", "k3", "off", "off", "k3", "k2", "k1", "off"]
+    rng = np.random.default_rng(5)
+    noise = [float(rng.normal(0, 0.003)) for _ in order]
+
+    def measured(step: float, slope: float) -> stats.Drift:
+        data = [
+            Boot(arm, noise[i] + step * (i >= 5) + slope * i / 9, arm == "off", int(i >= 5))
+            for i, arm in enumerate(order)
+        ]
+        return stats.drift(data, list(range(10)), 4, 2)
+
+    pure = measured(0.06, 0.0)
+    assert pure.total == pytest.approx(measured(0.0, 0.0).total, abs=1e-9) and abs(pure.total) < 0.02
+    assert pure.p == pytest.approx(measured(0.0, 0.0).p)
+    assert measured(0.06, 0.10).p < 0.025 and measured(0.06, 0.10).total == pytest.approx(0.10, abs=0.03)
+    one_each = [Boot("off", 1.0, True, 0), Boot("off", 1.1, True, 1), Boot("off", 1.2, True, 2)]
+    with pytest.raises(NotEstimable):
+        stats.drift(one_each, [0, 1, 2], 3, 1)
+
+
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +256,9 @@ def test_holm_runs_over_the_declared_family_and_nothing_else():
     exploratory = [question([0.0, 0.001], concurrency=c, primary=False) for c in (2, 3, 4)]
     beside = decide([question(marginal), *exploratory], mode="palindrome", margin=0.03)[0]
     assert one.verdict is Verdict.WIN is beside.verdict
+    # the reader sees an effect above its floor: the reason must not be the floor
+    assert abs(family[0].effect) > family[0].floor and NOT_ALONE in family[0].reason
+    assert NOT_ALONE not in family[1].reason
     assert family[0].verdict is Verdict.CANNOT_RESOLVE and family[0].p_adjusted == pytest.approx(4 * one.p)
 
 
@@ -243,6 +268,19 @@ def test_an_interval_at_holms_level_agrees_with_the_verdict():
         low, high = finding.interval_adjusted
         assert (finding.verdict is Verdict.WIN) == (low > 0)
         assert low <= finding.interval[0] <= finding.effect <= finding.interval[1] <= high
+
+
+@pytest.mark.parametrize(
+    ("floor", "words"),
+    [
+        (0.024, "effects below 2.4% are invisible"),
+        (1.316, "effects between -56.8% and +131.6% are invisible"),
+        (762590443867103428.0, "effects between -100.0% and over +1,000% are invisible"),
+    ],
+)
+def test_a_large_floor_has_two_ends(floor: float, words: str):
+    """-60 % is beyond a floor of +131.6 %: the inverse of 2.316 is 0.43."""
+    assert invisible(floor) == words
 
 
 def test_estimates_know_their_power():

@@ -10,16 +10,14 @@ from dataclasses import asdict
 from typing import Any
 
 from . import stats, tables
-from .controls import Status
+from .controls import Status, not_met
 from .definition import Definition
 from .global_controls import global_checks
 from .measured import Measured, load, questions
 from .rawdata import RawCampaign
-from .verdicts import LOWER_IS_BETTER, Finding, Verdict, decide
+from .verdicts import LOWER_IS_BETTER, NOT_ALONE, Finding, Verdict, decide, invisible, percent
 
 SCHEMA = "seatfleet.campaign-report/1"
-#: A floor this high is written as such: its digits mean nothing.
-TENFOLD = 10.0
 
 
 def analyse(raw: RawCampaign) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def analyse(raw: RawCampaign) -> dict[str, Any]:
     measured = load(raw)
     definition = measured.definition
     checks = global_checks(measured)
-    failed = [f"{check.rule} {check.title}: {check.detail}" for check in checks if check.status is Status.FAIL]
+    failed = [not_met(c.rule, c.title, c.detail) for c in checks if c.status is Status.FAIL]
     findings = decide(
         questions(measured), mode=definition.mode, margin=definition.margin, no_verdict="; ".join(failed) or None
     )
@@ -82,6 +80,7 @@ def _campaign(measured: Measured) -> dict[str, Any]:
         "shapes": manifest.get("shapes", {}),
         "gaps": manifest.get("gaps", []),
         "redone": manifest.get("redone", []),
+        "aborted": manifest.get("aborted", []),
         "synthetic": definition.synthetic,
         "design": asdict(power) if power else None,
         "smallest_permutation_p": stats.smallest_permutation_p(control, least) if control and least else None,
@@ -110,9 +109,10 @@ def _phrase(finding: Finding) -> str:
     place = f"at {finding.question.shape} c={finding.question.concurrency}"
     if finding.verdict is Verdict.VOID:
         return f"void {place} ({finding.reason.partition(':')[2].strip().partition(':')[0] or finding.reason})"
-    effect = f"{finding.effect:+.1%}"
-    limit = f"{finding.floor:.1%}" if finding.floor is not None and finding.floor < TENFOLD else "1,000%"
-    floor = f"effects below {limit} are invisible"
+    effect = "" if finding.effect is None else percent(finding.effect)
+    floor = "" if finding.floor is None else invisible(finding.floor)
+    if finding.verdict is Verdict.CANNOT_RESOLVE and finding.reason.startswith(NOT_ALONE):
+        return f"not resolved {place} ({effect}, {NOT_ALONE})"
     return {
         Verdict.WIN: f"better {place} ({effect})",
         Verdict.LOSS: f"worse {place} ({effect})",

@@ -20,6 +20,7 @@ from .definition import Arm, Definition
 from .observe import Cell, pooled_acceptance, still_faster, tokens_per_chunk
 from .stats import Boot, NotEstimable
 from .telemetry import Summary
+from .verdicts import percent
 
 #: Prompts are isolated by a salt, so hits come from elsewhere: a leak, or a second client.
 PREFIX_HITS_ALLOWED = 0.005
@@ -90,6 +91,11 @@ class Context:
     definition: Definition
     off_sm_mhz: float | None = None
     off_tokens_per_chunk: float = 1.0
+
+
+def not_met(rule: str, title: str, detail: str) -> str:
+    """Say that a control failed. Titles say what should be: "V1 drafts were made" alone would read as the reason."""
+    return f"{rule} not met, {title}: {detail}"
 
 
 Outcome = tuple[Status, str]
@@ -347,11 +353,13 @@ def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None, *, scr
     that floor rests on one degree of freedom and says nothing, so there a rise above zero is enough.
     """
     title = "throughput rises with concurrency"
-    levels = sorted({cell.concurrency for boot in boots for cell in boot.measured})
+    levels: dict[str, set[int]] = {}  # of each shape: it may have its own
+    for cell in (cell for boot in boots for cell in boot.measured):
+        levels.setdefault(cell.shape, set()).add(cell.concurrency)
     limits = {boot.arm.id: boot.arm.values.get("max-num-seqs", max_num_seqs) or math.inf for boot in boots}
     problems: dict[str, list[str]] = {}
-    for shape in sorted({cell.shape for boot in boots for cell in boot.measured}):
-        for low, high in pairwise(levels):
+    for shape in sorted(levels):
+        for low, high in pairwise(sorted(levels[shape])):
             rises = [
                 Boot(boot.arm.id, rise, boot.control)
                 for boot in boots
@@ -366,7 +374,7 @@ def throughput_rises(boots: Sequence[BootView], max_num_seqs: int | None, *, scr
                 if found.difference <= (0.0 if screen else found.floor):
                     gain = math.expm1(found.difference)
                     problems[arm].append(
-                        f"{shape}: {gain:+.1%} from c={low} to c={high}, floor {math.expm1(found.floor):.1%}"
+                        f"{shape}: {gain:+.1%} from c={low} to c={high}, floor {percent(math.expm1(found.floor))}"
                     )
     return [
         Check("V13", title, arm, Status.VOID if problems[arm] else Status.PASS, "; ".join(problems[arm]))
@@ -437,15 +445,16 @@ def apply_rules(boots: Sequence[BootView], definition: Definition, max_num_seqs:
             status, detail = rule.check(boot, context)
             checks.append(Check(rule.id, rule.title, boot.name, status, detail))
             if status is Status.VOID and rule.scope == "boot":
-                void_boots.setdefault(boot.name, []).append(f"{rule.id} {rule.title}: {detail}")
+                void_boots.setdefault(boot.name, []).append(not_met(rule.id, rule.title, detail))
             elif status is Status.VOID:
-                void_arms.setdefault(boot.arm.id, []).append(f"{rule.id} {rule.title}: {detail} (boot {boot.name})")
+                text = not_met(rule.id, rule.title, f"{detail} (boot {boot.name})")
+                void_arms.setdefault(boot.arm.id, []).append(text)
     usable = [boot for boot in boots if boot.name not in void_boots]
     rises = throughput_rises(usable, max_num_seqs, screen=definition.mode == "screen")
     for check in (*preemptions(usable), *rises, *own_compile_cache(boots)):
         checks.append(check)
         if check.status is Status.VOID:
-            void_arms.setdefault(check.subject, []).append(f"{check.rule} {check.title}: {check.detail}")
+            void_arms.setdefault(check.subject, []).append(not_met(check.rule, check.title, check.detail))
     return Voids(
         {name: "; ".join(reasons) for name, reasons in void_boots.items()},
         {name: "; ".join(reasons) for name, reasons in void_arms.items()},

@@ -406,6 +406,13 @@ def _read_arms(reader: _Reader, studied: Sequence[str]) -> tuple[Arm, ...]:
         if not isinstance(values, Mapping):
             reader.problem(f"arms.{key}", "a mapping of studied keys", values)
             continue
+        if not _drafts_or_none(values.get("speculative-config")):
+            reader.problem(
+                f"arms.{key}.speculative-config",
+                "a mapping with method and num_speculative_tokens (at least 1), or nothing where nothing is drafted",
+                values["speculative-config"],
+            )
+            continue
         for foreign in (name for name in values if name not in studied):
             reader.problem(f"arms.{key}.{foreign}", "studied keys only, so that nothing else differs", "this key")
         arms.append(Arm(key, {name: values.get(name) for name in studied}))
@@ -414,6 +421,15 @@ def _read_arms(reader: _Reader, studied: Sequence[str]) -> tuple[Arm, ...]:
         if twin is not None:
             reader.problem(f"arms.{arm.id}", "a configuration of its own", f"the values of arm {twin}")
     return tuple(arms)
+
+
+def _drafts_or_none(value: object) -> bool:
+    """Tell whether it can be said how many drafts an arm makes: every rule on acceptance needs that number."""
+    if value is None:
+        return True
+    drafts = value.get("num_speculative_tokens") if isinstance(value, Mapping) else None
+    whole = isinstance(drafts, int) and not isinstance(drafts, bool) and drafts > 0
+    return whole and isinstance(value, Mapping) and isinstance(value.get("method"), str)
 
 
 def _read_shapes(reader: _Reader, concurrency: Sequence[int]) -> tuple[ShapeUse, ...]:

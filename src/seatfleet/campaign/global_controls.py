@@ -45,14 +45,16 @@ def null_control(measured: Measured) -> Check:
     """
     title = "control boots agree with each other"
     found: list[tuple[stats.Distance, str]] = []
-    try:
-        for key in _primary_cells(measured):
-            values = values_of(measured, key, measured.definition.primary.metric)
-            names = [boot.name for boot, value in values if value.control]
+    unknown: list[str] = []
+    for key in _primary_cells(measured):
+        values = values_of(measured, key, measured.definition.primary.metric)
+        names = [boot.name for boot, value in values if value.control]
+        try:
             distances = stats.outlying_boots([value for _, value in values])
-            found += [(distance, f"{name} in {_cell(key)}") for distance, name in zip(distances, names, strict=True)]
-    except NotEstimable as error:
-        return Check("GC1", title, "campaign", Status.NOT_CHECKED, str(error))
+        except NotEstimable as error:
+            unknown.append(f"{_cell(key)}: {error}")
+            continue
+        found += [(distance, f"{name} in {_cell(key)}") for distance, name in zip(distances, names, strict=True)]
     adjusted = stats.holm([distance.p for distance, _ in found])
     margin = math.log1p(measured.definition.margin)
     odd = [
@@ -61,8 +63,15 @@ def null_control(measured: Measured) -> Check:
         if p < 0.05 and abs(distance.difference) > margin
     ]
     most = max((abs(distance.difference) for distance, _ in found), default=0.0)
-    detail = "; ".join(odd) or f"at most {math.expm1(most):.1%} apart"
-    return Check("GC1", title, "campaign", Status.FAIL if odd else Status.PASS, detail)
+    return _of_cells("GC1", title, odd, unknown, [f"at most {math.expm1(most):.1%} apart"])
+
+
+def _of_cells(rule: str, title: str, bad: list[str], unknown: list[str], seen: list[str]) -> Check:
+    """Sum up a control of several cells: one that cannot be judged hides no failure, and is never a pass."""
+    if bad or not unknown:
+        return Check(rule, title, "campaign", Status.FAIL if bad else Status.PASS, "; ".join(bad or seen))
+    reasons = dict.fromkeys(text.partition(": ")[2] for text in unknown)
+    return Check(rule, title, "campaign", Status.NOT_CHECKED, "; ".join(unknown if len(reasons) > 1 else reasons))
 
 
 def drift_control(measured: Measured) -> Check:
@@ -74,24 +83,27 @@ def drift_control(measured: Measured) -> Check:
     """
     title = "no drift over the campaign"
     cells = _primary_cells(measured)
-    bad, seen = [], []
-    try:
-        for key in cells:
-            values = values_of(measured, key, measured.definition.primary.metric)
-            counts = Counter(value.arm for _, value in values)
-            control = counts.get(measured.definition.control, 0)
+    bad: list[str] = []
+    seen: list[str] = []
+    unknown: list[str] = []
+    for key in cells:
+        values = values_of(measured, key, measured.definition.primary.metric)
+        counts = Counter(value.arm for _, value in values)
+        control = counts.get(measured.definition.control, 0)
+        positions = [float(boot.slot) for boot, _ in values]
+        try:
             if not control:
-                raise NotEstimable(f"no control boot in {_cell(key)}")
-            positions = [float(boot.slot) for boot, _ in values]
+                raise NotEstimable("no control boot")
             found = stats.drift([value for _, value in values], positions, control, min(counts.values()))
-            text = f"{_cell(key)}: {math.expm1(found.total):+.1%} over the campaign"
-            seen.append(text)
-            limit = max(found.floor, math.log1p(measured.definition.margin))
-            if found.p < 0.05 / len(cells) and abs(found.total) > limit:
-                bad.append(f"{text} (p {found.p:.2g}, limit {math.expm1(limit):.1%})")
-    except NotEstimable as error:
-        return Check("GC2", title, "campaign", Status.NOT_CHECKED, str(error))
-    return Check("GC2", title, "campaign", Status.FAIL if bad else Status.PASS, "; ".join(bad or seen))
+        except NotEstimable as error:
+            unknown.append(f"{_cell(key)}: {error}")
+            continue
+        text = f"{_cell(key)}: {math.expm1(found.total):+.1%} over the campaign"
+        seen.append(text)
+        limit = max(found.floor, math.log1p(measured.definition.margin))
+        if found.p < 0.05 / len(cells) and abs(found.total) > limit:
+            bad.append(f"{text} (p {found.p:.2g}, limit {math.expm1(limit):.1%})")
+    return _of_cells("GC2", title, bad, unknown, seen)
 
 
 _UNIFORM = (

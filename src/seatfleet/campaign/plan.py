@@ -31,6 +31,12 @@ DESIGNS: Mapping[tuple[int, int, int], tuple[float, float]] = {
 }
 
 
+#: The cell with the planted delay and its two neighbours.
+PLANTED_CELLS = 3
+#: Prompts per shape of the harness without streams, each sent twice; one request at a time.
+END_TO_END_PROMPTS = 5
+
+
 def make_plan(
     definition: Definition, live: Deployment | None = None, *, ready_s: float = 120.0, request_s: float = 10.0
 ) -> dict[str, Any]:
@@ -73,6 +79,7 @@ def make_plan(
         "floor_sd": design[0] if design else None,
         "mde80_sd": design[1] if design else None,
         "seconds": estimate_seconds(definition, ready_s, request_s),
+        "assumed": {"ready_s": ready_s, "request_s": request_s},
     }
 
 
@@ -84,11 +91,22 @@ def warmup_boots(definition: Definition) -> int:
 def estimate_seconds(definition: Definition, ready_s: float, request_s: float) -> float:
     """Return a rough duration: every boot with its warm-up, and the waves of requests of every repetition."""
     waves = sum(definition.requests_of(shape, c) / c for shape, c in definition.cells())
+    if definition.end_to_end:
+        waves += 2 * END_TO_END_PROMPTS * len(definition.shapes)
     warm_up = 2 * len(definition.cells()) * request_s  # one pass more shows that the first was enough
     boots = len(make_schedule(definition))
     warmed = warmup_boots(definition)
     start = definition.idle_s + ready_s + warm_up
-    return (boots + warmed) * start + boots * definition.reps * waves * request_s
+    rest = PLANTED_CELLS * planted_requests(definition) * request_s
+    controls = sum(slot.arm == definition.control for slot in make_schedule(definition))
+    return (boots + warmed) * start + boots * definition.reps * waves * request_s + controls * rest
+
+
+def planted_requests(definition: Definition) -> int:
+    """Return the requests, one at a time, of a cell with the planted delay; 0 where there is none."""
+    key = (definition.primary.shapes[0], 1)
+    measured = definition.planted_delay is not None and key in definition.cells()
+    return definition.requests_of(*key) if measured else 0
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -117,7 +135,11 @@ def plan_text(plan: Mapping[str, Any]) -> str:
             f"can see       effects of {plan['floor_sd']:.2f} standard deviations between boots, "
             f"{plan['mde80_sd']:.2f} with 80 % chance: {plan['floor_sd']:.1f} % where boots differ by 1 %"
         )
-    lines.append(f"takes about   {duration(plan['seconds'])}")
+    assumed = plan["assumed"]
+    lines.append(
+        f"takes about   {duration(plan['seconds'])}, if READY takes {assumed['ready_s']:.0f} s and a request "
+        f"{assumed['request_s']:.0f} s"
+    )
     return "\n".join(lines)
 
 

@@ -14,6 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .verdicts import TENFOLD, downwards, printed
+
 Json = Mapping[str, Any]
 
 #: Okabe and Ito's palette, told apart by readers who do not see all colours; grey is always the control.
@@ -108,7 +110,7 @@ def throughput(report: Json) -> str | None:
             axes.plot(range(len(levels)), means, "-", color=colour, lw=1.2, alpha=0.8, label=arm)
             if arm == report["campaign"]["control"]:
                 floors = [_floor(report, metric, shape, level) for level in levels]
-                low = [m / (1 + f) for m, f in zip(means, floors, strict=True)]
+                low = [m * (1 + downwards(f)) for m, f in zip(means, floors, strict=True)]
                 high = [m * (1 + f) for m, f in zip(means, floors, strict=True)]
                 axes.fill_between(range(len(levels)), low, high, color=colour, alpha=0.15, lw=0)
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
@@ -135,16 +137,21 @@ def forest(report: Json) -> str | None:
         return None
     figure = Figure(figsize=(8.6, 0.34 * len(found) + 1.0), layout="constrained")
     axes = figure.add_subplot()
-    right = max(100 * max(f["interval_95"][1], f["floor"]) for f in found)
-    left = min(100 * min(f["interval_95"][0], -f["floor"]) for f in found)
+    # one cell without any precision must not squeeze all others into a line
+    right = 100 * min(TENFOLD, max(max(f["interval_95"][1], f["floor"]) for f in found))
+    left = 100 * min(min(f["interval_95"][0], downwards(f["floor"])) for f in found)
     margin = 0.02 * (right - left)
     for y, row in enumerate(reversed(found)):
         colour = _VERDICT.get(row["verdict"], "#777777")
         low, high = (100 * value for value in row["interval_95"])
-        axes.barh(y, 200 * row["floor"], left=-100 * row["floor"], height=0.72, color="#eeeeee", lw=0)
-        axes.plot([low, high], [y, y], "-", color=colour, lw=1.6)
-        axes.plot(100 * row["effect"], y, "s", color=colour, ms=5 if row["family"] == "primary" else 3)
-        axes.text(right + margin, y, row["verdict"], va="center", ha="left", fontsize=8, color=colour)
+        below, above = 100 * downwards(row["floor"]), min(right, 100 * row["floor"])
+        axes.barh(y, above - below, left=below, height=0.72, color="#eeeeee", lw=0)
+        axes.plot([min(low, right), min(high, right)], [y, y], "-", color=colour, lw=1.6)
+        if high > right:  # goes on
+            axes.plot(right, y, ">", color=colour, ms=4)
+        axes.plot(min(right, 100 * row["effect"]), y, "s", color=colour, ms=5 if row["family"] == "primary" else 3)
+        words = printed(row["verdict"], row["family"])
+        axes.text(right + margin, y, words, va="center", ha="left", fontsize=8, color=colour)
     axes.set_xlim(left - margin, right + 9 * margin)
     axes.axvline(0, color="#333333", lw=0.8)
     labels = [f"{f['contrast']}  {f['shape']} c={f['concurrency']}" for f in reversed(found)]

@@ -310,6 +310,9 @@ class RawCampaign:
         for path in sorted((self.path / "boots").iterdir()):
             if path.name not in known:
                 moved.append(self._abort(path, reason))
+        if moved:  # the report names them: who ends a boot that he does not like chooses his boots
+            entries = [{"boot": name.rpartition(".")[0], "reason": reason} for name in moved]
+            self.amend(aborted=[*self.manifest().get("aborted", []), *entries])
         return moved
 
     def _abort(self, path: Path, reason: str) -> str:
@@ -349,6 +352,11 @@ class RawCampaign:
         progress = replace(progress, done=progress.done[:-1])
         self.save(progress)
         return progress
+
+    @property
+    def sealed(self) -> bool:
+        """Tell whether there are sums over the whole campaign."""
+        return (self.path / _SUMS).exists()
 
     def seal(self) -> None:
         """Write the sums over the whole campaign."""

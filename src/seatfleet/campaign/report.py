@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .analysis import TENFOLD, analyse
+from .analysis import analyse
 from .plots import METRIC_NAMES, draw
 from .rawdata import RawCampaign, to_json, write_durably
+from .verdicts import NOT_ALONE, SYMMETRIC, TENFOLD, downwards, printed
 
 Json = Mapping[str, Any]
 
@@ -32,7 +33,13 @@ class Mismatch(Exception):
 
 
 def write_report(raw: RawCampaign, out: Path) -> Json:
-    """Analyse a campaign and write the three files; return the analysis."""
+    """Analyse a campaign and write the three files; return the analysis.
+
+    Raises:
+        RawError: the raw data of a complete campaign is not what was measured.
+    """
+    if raw.sealed:
+        raw.verify()
     report = analyse(raw)
     out.mkdir(parents=True, exist_ok=True)
     content = to_json(report)
@@ -122,8 +129,18 @@ def interval(pair: Sequence[float] | None) -> str:
 
 
 def unsigned(value: float | None) -> str:
-    """Return a size, such as a floor, as a percentage."""
+    """Return a size as a percentage."""
     return percent(value).replace("+", "")
+
+
+def both_ways(value: float | None) -> str:
+    """Return a floor: one number while it is about the same in both directions, else its two ends."""
+    return unsigned(value) if value is None or value <= SYMMETRIC else interval((downwards(value), value))
+
+
+def _notes(finding: Json) -> str:
+    unclear = finding["verdict"] in ("VOID", "NO_VERDICT") or finding["reason"].startswith(NOT_ALONE)
+    return "; ".join([*finding["notes"], *([brief(finding["reason"])] if unclear else [])])
 
 
 def plain(value: float | None, digits: int = 1) -> str:
@@ -160,14 +177,14 @@ def findings_table(report: Json, family: str) -> Table:
             f["contrast"],
             METRIC_NAMES[f["metric"]],
             f"{f['shape']} c={f['concurrency']}",
-            f["verdict"],
+            printed(f["verdict"], f["family"]),
             percent(f["effect"]),
             interval(f["interval_95"]),
-            unsigned(f["floor"]),
-            unsigned(f["mde80"]),
+            both_ways(f["floor"]),
+            both_ways(f["mde80"]),
             "" if f["p_adjusted"] is None else f"{f['p_adjusted']:.2g}",
             ", ".join(f"{n} {arm}" for arm, n in f["boots"].items()),
-            "; ".join([*f["notes"], *([brief(f["reason"])] if f["verdict"] in ("VOID", "NO_VERDICT") else [])]),
+            _notes(f),
         )
         for f in report["findings"]
         if f["family"] == family
@@ -269,6 +286,12 @@ def latency_table(report: Json) -> Table:
     return head, rows
 
 
+def tool_calls_table(report: Json) -> Table:
+    """Return how many tool calls fitted what was offered: speculation has corrupted them (vllm #41967, #35800)."""
+    head = ("arm", "answers with tools offered", "calls that fit")
+    return head, [(row["arm"], str(row["n"]), f"{100 * row['ok']:.1f} %") for row in report["tool_calls"]]
+
+
 def components_table(report: Json) -> Table:
     """Return where the noise is."""
     head = ("cell", "between boots", "inside a boot", "what would help", "best repetitions per boot")
@@ -354,6 +377,9 @@ def facts(report: Json) -> list[tuple[str, str]]:
     if campaign["redone"]:
         boots = ", ".join(f"{entry['boot']} ({entry['reason']})" for entry in campaign["redone"])
         found.append(("Measured again by hand", boots))
+    if campaign["aborted"]:
+        boots = ", ".join(f"{entry['boot']} ({brief(entry['reason'], 80)})" for entry in campaign["aborted"])
+        found.append(("Begun, not ended, measured again", boots))
     if campaign["mode"] == "screen":
         found.append(("What this design can see", "a screen decides nothing: its floor is 11.0 times |off_A - off_B|"))
     elif campaign["design"]:
@@ -372,9 +398,9 @@ HOW_TO_READ = (
     "The unit is the boot: kernels are chosen when a server starts, so repetitions inside one start are not "
     "independent. Effects are ratios to the control. **Floor**: smaller effects cannot be told from none by this many "
     "boots. "
-    "**MDE80**: an effect of this size would be found four times in five. **WIN** and **LOSS** hold for the whole "
-    "declared family at once. **EQUIVALENT**: the 90 % interval lies inside the margin. **CANNOT_RESOLVE** is not "
-    "equality; it names the floor. **VOID**: the arm or boot measured something else than it claims. "
+    "**MDE80**: an effect of this size would be beyond its floor four times in five. **WIN** and **LOSS** hold for "
+    "the whole declared family at once. **EQUIVALENT**: the 90 % interval lies inside the margin. **CANNOT_RESOLVE** "
+    "is not equality; it names the floor. **VOID**: the arm or boot measured something else than it claims. "
     "**NO_VERDICT**: a control of the whole campaign failed."
 )
 
@@ -422,6 +448,7 @@ def _sections(report: Json) -> list[tuple[str, Table]]:
         ("KV memory", kv_table(report)),
         ("Acceptance", acceptance_table(report)),
         ("Step time and break-even", steps_table(report)),
+        ("Tool calls", tool_calls_table(report)),
         ("Dense lever under speculation", amortization_table(report)),
         ("Controls that did not pass", checks_table(report, ("fail", "void", "flag", "not checked"))),
         ("Exploratory comparisons (not corrected, decide nothing)", findings_table(report, "exploratory")),
@@ -494,8 +521,10 @@ def _strong(text: str) -> str:
 
 
 def _tone(report: Json) -> str:
-    """Return the verdict that colours the answer: the best of the declared family."""
+    """Return the verdict that colours the answer; none where the declared family holds both a gain and a loss."""
     given = {f["verdict"] for f in report["findings"] if f["family"] == "primary"}
+    if {"WIN", "LOSS"} <= given:
+        return "mixed"
     return next((verdict for verdict in _VERDICTS if verdict in given), "NO_VERDICT")
 
 
@@ -544,6 +573,7 @@ def render_html(report: Json, json_sha256: str) -> str:
             section("Why: step time and break-even", steps_table(report), "break-even", "steps"),
             sentences,
             section("Acceptance of drafts", acceptance_table(report), "acceptance", "chunks"),
+            section("Tool calls", tool_calls_table(report)),
             section("Dense lever under speculation", amortization_table(report)),
             section(
                 f"Controls ({tally})",

@@ -34,8 +34,9 @@ from .definition import Definition, changed_fields
 from .load import CellRun, LoadClient, Target
 from .pages import Pages
 from .parity import ArmConfig, Deployment, Refusal
+from .plan import END_TO_END_PROMPTS
 from .prompts import Prompt, Shape, make_shapes
-from .rawdata import BootWriter, RawCampaign, pack
+from .rawdata import BootWriter, Progress, RawCampaign, pack
 from .schedule import Slot, make_schedule, rep_order
 from .seats import SeatControl, SeatFailed
 from .telemetry import Sampler
@@ -47,7 +48,6 @@ ATTEMPTS = 2
 #: The warm-up is over when the server does not get faster any more, or after so many passes: after a single one, first
 #: repetitions took up to twice the time of second ones (docs/evidence/campaign-gpu-2026-11-30).
 WARM_UP_PASSES = 5
-END_TO_END_PROMPTS = 5
 
 
 class Interrupted(KeyboardInterrupt):
@@ -171,8 +171,8 @@ class Runner:
         self.raw.save(progress)
         self.raw.amend(gaps=[{"before_slot": slot, "gap_s": gap} for slot, gap in progress.gaps])
         self.raw.clear_partial("interrupted: found when the campaign went on")
-        if self.definition.warmup_boots and self.definition.compile_cache == "persist" and not progress.done:
-            self._warm_caches(configs, rest)
+        if self.definition.warmup_boots and self.definition.compile_cache == "persist":
+            self._warm_caches({arm: configs[arm] for arm in self._cold_arms(progress, list(configs))}, rest)
         while (slot := self.raw.progress().next_slot) is not None:
             self._measure_slot(slot, configs[slot.arm], rest)
         self.raw.seal()
@@ -311,6 +311,18 @@ class Runner:
             self.say(f"warm-up boot of {arm}")
             with _Boot(self, config, self._cache(arm), rest) as boot:
                 boot.warm_up(self._load_shapes(boot))
+
+    def _cold_arms(self, progress: Progress, arms: Sequence[str]) -> list[str]:
+        """Return the arms to warm: all before the first boot, later those still to come whose caches are gone.
+
+        A campaign that was complete has none any more; its last boot, measured again, would be the only cold one.
+        """
+        if not progress.done:
+            return list(arms)
+        if Path(self.control.cache_root(self.raw.path.name)).exists():
+            return []
+        left = {planned.arm for planned in progress.schedule[len(progress.done) :]}
+        return [arm for arm in arms if arm in left]
 
     def _cache(self, arm: str) -> str:
         """Name a compile cache: of this campaign only, since an arm of the same name in another is another arm."""

@@ -338,18 +338,19 @@ class Drift:
 
 
 def drift(boots: Sequence[Boot], positions: Sequence[float], control_boots: int, arm_boots: int) -> Drift:
-    """Fit arm means plus one slope over the position of a boot.
+    """Fit arm means, a step per block, and one slope over the position of a boot.
 
     All boots carry the slope: from the control boots alone the drift would also widen the floor that it is held
-    against, so that even a drift of 8 standard deviations passed in simulation.
+    against, so that even a drift of 8 standard deviations passed in simulation. A step between two blocks is no drift:
+    the comparisons leave it out, too.
     """
     from statsmodels.regression.linear_model import OLS
 
-    design = _design(tuple(boot.arm for boot in boots), tuple(0 for _ in boots))
+    design = _design(tuple(boot.arm for boot in boots), tuple(boot.block for boot in boots))
     place = np.array(positions, dtype=np.float64)
     place = place - place.mean()
-    df = len(boots) - len(design.arms) - 1
-    if df < 1 or np.ptp(place) == 0:
+    df = round(float(design.residual.trace())) - 1
+    if df < 1 or float(np.abs(design.residual @ place).max()) < 1e-9:
         raise NotEstimable("too few repeated boots to see a drift")
     fit = OLS(np.array([boot.value for boot in boots]), np.column_stack([design.x, place])).fit()
     span = float(np.ptp(place))

@@ -12,6 +12,11 @@ from .definition import Mode
 from .stats import Boot, Estimate, NotEstimable
 
 ALPHA = 0.05
+#: An effect or floor this high is written as such: its digits mean nothing.
+TENFOLD = 10.0
+#: Up to here a floor is about the same in both directions; far above, a loss of its size is a larger step than a gain.
+SYMMETRIC = 0.1
+NOT_ALONE = "beyond its floor, but not certain among all comparisons of the declared family"
 #: Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = frozenset({"ttft_ms", "tpot_ms", "icl_ms", "step_ms"})
 
@@ -73,6 +78,29 @@ class Finding:
 def relative(difference: float) -> float:
     """Turn a difference of logarithms into a relative effect."""
     return math.expm1(difference)
+
+
+def percent(value: float) -> str:
+    """Return a relative effect as a signed percentage."""
+    return f"{value:+.1%}" if value <= TENFOLD else "over +1,000%"
+
+
+def downwards(floor: float) -> float:
+    """Return the loss that is as large a step as this gain: half as fast is the inverse of twice as fast."""
+    return 1 / (1 + floor) - 1
+
+
+def printed(verdict: str, family: str) -> str:
+    """Return a verdict as a reader sees it: nothing corrects an exploratory one for its many neighbours."""
+    decided = verdict in (Verdict.WIN, Verdict.LOSS, Verdict.EQUIVALENT) and family == "exploratory"
+    return f"{verdict} (uncorrected)" if decided else verdict
+
+
+def invisible(floor: float) -> str:
+    """Say which effects these boots cannot tell from none; ``floor`` is relative."""
+    if floor <= SYMMETRIC:
+        return f"effects below {floor:.1%} are invisible"
+    return f"effects between {percent(downwards(floor))} and {percent(floor)} are invisible"
 
 
 def decide(
@@ -161,7 +189,7 @@ def _relative_pair(pair: tuple[float, float]) -> tuple[float, float]:
 
 def _verdict(question: Question, found: Estimate, p_adjusted: float, mode: Mode, margin: float) -> tuple[Verdict, str]:
     beyond = abs(found.difference) > found.floor
-    floor = f"effects below {relative(found.floor):.1%} cannot be told from none here"
+    floor = invisible(relative(found.floor))
     if mode == "screen":
         # one boot per arm: the spread of an arm is borrowed from the control, so nothing is decided
         if beyond:
@@ -173,4 +201,6 @@ def _verdict(question: Question, found: Estimate, p_adjusted: float, mode: Mode,
         return (Verdict.WIN if better else Verdict.LOSS), f"adjusted p {p_adjusted:.3g}, {floor}{small}"
     if stats.equivalence(found, margin).inside:
         return Verdict.EQUIVALENT, f"the 90 % interval lies within the margin of {margin:.1%}"
+    if beyond:
+        return Verdict.CANNOT_RESOLVE, f"{NOT_ALONE} (adjusted p {p_adjusted:.2g}), {floor}"
     return Verdict.CANNOT_RESOLVE, floor
