@@ -17,7 +17,7 @@ import pytest
 from hammer import DESIGNED, OK
 from labrun import Lab
 from measuring import ARM, BOOT_LIMIT_S, RUN, active, play, state, sums, wait_until
-from seatlife import HOST, UNIT, call
+from seatlife import HOST, UNIT, call, client_of, process
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,3 +126,17 @@ def test_mtp_on_the_hybrid_with_a_broken_head(lab: Lab, tmp_path: Path) -> None:
     assert streams <= {"pass", "flag"}
     assert lab.run("seatctl", "campaign", "report", str(raw), "--verify").code == 0
     assert call(lab) == OK
+
+
+def test_a_shadow_leaves_production_alone(lab: Lab, tmp_path: Path) -> None:
+    """No window is asked for, no caller is sent away, and the process of production is the same afterwards."""
+    before, results = process(lab), tmp_path / "results"
+    with client_of(lab) as during:
+        run = lab.run(*play("shadow", results, "-e", "campaign_window=false"), timeout_s=4 * BOOT_LIMIT_S)
+    assert during.accidents == {} and set(during.seen) == {OK}
+    assert "A screen decides nothing" in run.output
+    assert process(lab) == before and not active(lab, ARM) and not active(lab, RUN)
+    (raw,) = (path for path in results.iterdir() if path.is_dir())
+    boot = json.loads((raw / "boots/01_k2_1/boot.json").read_text())
+    assert (boot["settings"]["port"], boot["env"]["CUDA_VISIBLE_DEVICES"]) == (8122, "1")
+    assert lab.run("seatctl", "campaign", "report", str(raw), "--verify").code == 0
