@@ -67,7 +67,7 @@ LOOKS = {
     f'ansible fv-ml1 -b -a "{TOOLBOX} why flash-next"': "seat flash-next: ",
     f"{TOOLBOX} export --host fv-ml1": r'seatfleet_seat_running\{.*seat="flash-next".*\} 1',
     f"{TOOLBOX} settle flash-next --after-rollout": "",
-    f"{TOOLBOX} patch status /etc/vllm/seats/flash-next/current/release": "patched  [0-9a-f]{64}",
+    f"{TOOLBOX} patch status /etc/vllm/seats/flash-next/current/release": r"^patched +[0-9a-f]{64}",
     f"{TOOLBOX} patch verify /etc/vllm/seats/flash-next/current/release": "in place",
     "journalctl -u vllm-seat-flash-next -n 500": "vllm|systemd",
     "journalctl -k": "",

@@ -168,7 +168,8 @@ class Report:
         chosen = None if hosts is None else set(hosts)
         found = [problem for problem, scope in self.problems.items() if chosen is None or scope & chosen]
         for item, scope in self.not_checked.items() if deploy else ():
-            if item.blocks and (chosen is None or scope & chosen):
+            # What no host uses, such as a model of the catalogue, blocks the deploy of none.
+            if item.blocks and (scope if chosen is None else scope & chosen):
                 found.append(Problem(item.where, item.subject, item.what, "all in place before a deploy", item.why))
         return sorted(found)
 
