@@ -14,7 +14,7 @@ import pytest
 from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
 
-from seatfleet.core.paths import SeatPaths
+from seatfleet.core.paths import SeatPaths, measuring_units
 from seatfleet.core.seat import stopped
 from seatfleet.core.seat.removal import Stop, remove, stop
 from seatfleet.core.seat.render import render
@@ -114,6 +114,14 @@ def test_a_seat_that_is_measured_is_left_to_its_campaign(machine: FakeMachine, c
     done = stop(machine, machine.paths, check=check)
     assert str(done.failure).startswith("vllm-campaign-run-") and "measures it and starts it again" in str(done.failure)
     assert machine.calls == before and stopped.read(machine.paths.seat, machine.paths.root) is None
+
+
+def test_the_units_that_measure_are_named_as_their_roles_name_them() -> None:
+    roles = Path(__file__).resolve().parents[2] / "roles"
+    texts = [(roles / name / "vars/main.yml").read_text() for name in ("campaign", "headroom")]
+    written = [f'"{unit}"' for unit in measuring_units("@")]
+    assert written[0].replace("@", "{{ campaign_seat }}") in texts[0]
+    assert written[1].replace("@", "{{ headroom_seat }}") in texts[1]
 
 
 def test_a_stop_that_does_not_work_says_so(machine: FakeMachine) -> None:

@@ -94,4 +94,4 @@ def _stopped_on_purpose(seat: str, unit: UnitState | None) -> bool:
     """Return whether an operator took the seat out of service, and nobody has started it since."""
     from seatfleet.core.seat import stopped
 
-    return unit is not None and unit.active == "inactive" and stopped.read(seat) is not None
+    return unit is not None and stopped.out_of_service(seat, unit.active) is not None

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
     seen = None if args.journal else LocalMachine().unit_state(unit)
     state = f"{unit} is {seen}" if seen else "from a file"
-    if seen and seen.active == "inactive" and stopped.read(args.seat):
+    if seen and stopped.out_of_service(args.seat, seen.active):
         state += ", stopped on purpose (playbooks/stop.yml)"
     history = list(read_history(Path(EVIDENCE) / args.seat, 1000))
     ready = last_ready(history)

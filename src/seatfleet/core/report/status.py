@@ -149,7 +149,7 @@ def seat_status(
     running = seen.process.environ.get(GENERATION_VARIABLE) if seen.process else None
     evidence = generations.read_evidence(paths, running) if running else {}
     drifted = tuple(_drifted(paths, unit, current, running))
-    mark = stopped.read(paths.seat, paths.root) if unit.active == "inactive" else None
+    mark = stopped.out_of_service(paths.seat, unit.active, paths.root)
     # What was proven of a process that somebody stopped is true no more.
     own = [cell for cell in cells if cell.get("alias") in set(aliases) and mark is None]
     proven: dict[str, list[str]] = {alias: [] for alias in aliases}

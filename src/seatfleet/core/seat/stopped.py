@@ -34,12 +34,20 @@ def marker(seat: str, root: Path = Path("/")) -> Path:
 
 
 def read(seat: str, root: Path = Path("/")) -> Mark | None:
-    """Return the mark of a seat, None when it has none; it may have been started by hand since."""
+    """Return the mark of a seat, None when it has none."""
     try:
         content = json.loads(marker(seat, root).read_text(encoding="utf-8"))
         return Mark(float(content["at"]), tuple(map(str, content["closed"])))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def out_of_service(seat: str, active: str, root: Path = Path("/")) -> Mark | None:
+    """Return the mark of a seat whose unit is still in the state that an operator left it in, ``inactive``.
+
+    A mark says nothing of a seat that runs, or whose start has failed since.
+    """
+    return read(seat, root) if active == "inactive" else None
 
 
 def write(seat: str, mark: Mark, root: Path = Path("/")) -> None:
