@@ -123,15 +123,23 @@ def gateway_address() -> str:
     return str(json.loads(output)["ansible_host"])
 
 
-def fleet(count: int, path: Path) -> None:
-    """Write an inventory of hosts that each have the seat of the lab's fv-ml1, under an alias of their own."""
+def fleet_hosts(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the variables of hosts that each have the seat of the lab's fv-ml1, under an alias of their own."""
     seats = yaml.safe_load((PROJECT / "group_vars/lab_fv_ml1/seats.yml").read_text())
     seat = seats["seats"]["flash-next"]
     alias = seat["aliases"]["gen-large"]
-    hosts = {}
-    for number in range(count):
-        own = {**seat, "aliases": {f"gen-{number}": alias}}
-        hosts[f"sim-{number:04d}"] = {"fleet_hardware": seats["fleet_hardware"], "seats": {"flash-next": own}}
+    return {
+        name: {
+            "fleet_hardware": dict(seats["fleet_hardware"]),
+            "seats": {"flash-next": {**seat, "aliases": {f"gen-{name}": alias}}},
+        }
+        for name in names
+    }
+
+
+def fleet(count: int, path: Path) -> None:
+    """Write an inventory of simulated hosts."""
+    hosts = fleet_hosts([f"sim-{number:04d}" for number in range(count)])
     content = {
         "all": {
             "vars": {"ansible_connection": "replay", "ansible_user": "root"},
