@@ -43,7 +43,8 @@ def test_what_is_current_counts_and_what_is_only_kept_does_not(tmp_path: Path) -
 
 
 def test_what_is_about_to_become_current_counts_before(tmp_path: Path) -> None:
-    pair = {name: {"port": port, "nodes": {"rank": 0, "port": link, "hosts": HOSTS}} for name, port, link in GENERATIONS}
+    nodes = {"rank": 0, "hosts": HOSTS}
+    pair = {name: {"port": port, "nodes": {**nodes, "port": link}} for name, port, link in GENERATIONS}
     seat(tmp_path, "pair", pair, "new")
     assert current_ports(tmp_path, {"pair": "old"}) == [8022, 8023]
     assert [link["ports"][0] for link in current_links(tmp_path, {"pair": "old"})] == [29700, 29600]
