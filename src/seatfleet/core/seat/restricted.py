@@ -1,7 +1,7 @@
 """What the firewall of a host has to cover beside what is declared: the generations that are current on it.
 
-After a change of a port was taken back, and for a seat that nobody declares any more, they are others. ``coming`` names,
-by seat, generations that are about to become current.
+After a change of a port was taken back, and for a seat that nobody declares any more, they are others. ``coming``
+names, by seat, generations that are about to become current.
 """
 
 from __future__ import annotations
