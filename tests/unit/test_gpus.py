@@ -118,6 +118,7 @@ def test_whatever_renders_knows_the_cards(entry: str, more: dict[str, Any], tmp_
     seen = {"ansible.builtin.debug": {"msg": "cards: {{ ansible_facts['seatfleet_gpus'] | default([]) | length }}"}}
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False}
     play["vars"] = {"seat_api_key_secret": "secret", "releases": {}, "models": {}, "fleet_project_dir": str(PROJECT)}
+    play["vars"] |= {"fleet_seat_presets": {}}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": [{"block": [role], "always": [seen]}]}]))
     environment = {
         **os.environ,

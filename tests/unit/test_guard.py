@@ -228,11 +228,6 @@ def test_other_guards_and_swap_are_named(tmp_path: Path) -> None:
     assert guard.neighbours(tmp_path) == []
 
 
-def test_default_floor() -> None:
-    assert guard.default_floor(32 * GIB) == 4 * GIB
-    assert guard.default_floor(200 * GIB) == 6 * GIB
-
-
 def test_clear_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("seatfleet.core.paths.GUARDED", str(tmp_path))
     monkeypatch.setattr(guard, "GUARDED", str(tmp_path))

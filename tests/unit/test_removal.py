@@ -252,6 +252,7 @@ def test_the_other_half_goes_also_after_a_run_that_ended_before_it(
     nodes = {"hosts": [{"host": "a"}, {"host": "b"}]}
     variables = trusted({**play["vars"], **task["vars"]}) | {
         "seats": {"pair": {"nodes": nodes, "state": "absent"}, "alone": {"state": "absent"}, "kept": {"nodes": nodes}},
+        "fleet_seats_absent": ["pair", "alone"],
         "__remove_done": {"seats": [{"seat": seat, "follower": host} for seat, host in found.items()]},
     }
     items = rendered(task["loop"], variables)
