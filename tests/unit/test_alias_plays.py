@@ -159,6 +159,26 @@ def test_a_host_that_is_refused_takes_no_neighbour_out_of_service(tmp_path: Path
     assert (done.returncode, "refuses to close b" in done.stdout) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("given", "going"),
+    [
+        ({"hosts": ["follower"]}, False),
+        ({"hosts": ["follower", "head"]}, True),
+        ({"hosts": ["follower"], "seat": "own"}, True),
+        ({"hosts": ["head"], "followed": {}}, True),
+    ],
+)
+def test_a_host_with_another_hosts_half_is_not_called_stopped(given: dict[str, Any], going: bool) -> None:
+    (play,) = PLAYS["stop"]
+    followed = {"pair": {"nodes": {"hosts": [{"host": "head"}, {"host": "follower"}]}}}
+    variables = {**trusted(play["vars"]), "fleet_seats_followed": given.pop("followed", followed)}
+    variables |= {"ansible_play_hosts_all": given.pop("hosts"), **given}
+    (that,) = (
+        task["ansible.builtin.assert"]["that"] for task in play["tasks"] if task["name"].startswith("Refuse to leave")
+    )
+    assert bool(rendered("{{ " + that + " }}", variables)) is going
+
+
 @pytest.mark.parametrize("play", ["stop", "campaign", "headroom"])
 @pytest.mark.parametrize(("closed", "refuses"), [({"refused": ["b"]}, True), ({"refused": []}, False), ({}, False)])
 def test_a_seat_whose_callers_would_see_it_go_is_not_taken_down(
