@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 ROLE_VARS = yaml.safe_load((PROJECT / "roles/seat_alias/vars/main.yml").read_text())
 PLAYS = {
     name: yaml.safe_load((PROJECT / f"playbooks/{name}.yml").read_text())
-    for name in ("seats", "rollback", "headroom", "campaign", "adopt", "remove")
+    for name in ("seats", "rollback", "headroom", "campaign", "adopt", "remove", "stop")
 }
+DEPLOY = next(play for play in PLAYS["seats"] if play["name"] == "Deploy seats")
 GRANTS = [{"seat": "own"}, {"seat": "own"}, {"seat": "well"}, {"seat": "dead"}]
 
 
@@ -95,6 +98,8 @@ def test_a_removal_leaves_silent_neighbours_alone() -> None:
 
 RESTART = [{"seat": "own", "action": "restart"}]
 START = [{"seat": "own", "action": "start"}]
+REFUSE = "Refuse a restart that every caller would notice"
+OPEN = "Open and prove the aliases"
 
 
 @pytest.mark.parametrize(
@@ -106,24 +111,81 @@ START = [{"seat": "own", "action": "start"}]
         # led away by the deletion of ours, as another deployment serves
         ({"refused": ["b"], "closed": {}, "steps": ["delete"]}, RESTART, True, True),
         ({"refused": ["b"], "closed": {}, "steps": []}, RESTART, False, True),
-        ({"refused": ["b"], "closed": {"a": ["id"]}, "steps": ["replace"]}, START, False, False),
-        ({"refused": [], "closed": {"a": ["id"]}, "steps": ["replace"]}, RESTART, False, False),
-        ({"skipped": True}, RESTART, False, False),
-        (None, RESTART, False, False),
+        ({"refused": ["b"], "closed": {"a": ["id"]}, "steps": ["replace"]}, START, True, False),
+        ({"refused": [], "closed": {"a": ["id"]}, "steps": ["replace"]}, RESTART, True, False),
+        ({"skipped": True}, RESTART, True, False),
+        (None, RESTART, True, False),
     ],
 )
 def test_nothing_stays_closed_when_nothing_is_restarted(
     closed: dict[str, Any] | None, foreseen: list[dict[str, str]], opens: bool, refuses: bool
 ) -> None:
-    tasks = list(tasks_of(PLAYS["seats"]))
-    names = [task["name"] for task in tasks]
-    refuse = names.index("Refuse a restart that every caller would notice")
-    assert names[refuse - 1] == "Open the aliases of seats that are not restarted"
-    play = next(play for play in PLAYS["seats"] if play["name"] == "Deploy seats")
-    variables = {
-        "seat_foreseen": {"seats": foreseen},
-        "__seats_restart_refused": trusted(play["vars"]["__seats_restart_refused"]),
-    }
+    when = {task["name"]: trusted(task["when"]) for task in tasks_of([DEPLOY]) if "when" in task}
+    refused = trusted(DEPLOY["vars"]["__seats_restart_refused"])
+    variables = {"seat_foreseen": {"seats": foreseen}, "__seats_restart_refused": refused}
     variables |= {"seat_alias_closed": closed} if closed is not None else {}
     templar = Templar(loader=DataLoader(), variables=variables)
-    assert [templar.evaluate_conditional(trusted(tasks[at]["when"])) for at in (refuse - 1, refuse)] == [opens, refuses]
+    done = [templar.evaluate_conditional(when[name]) for name in (OPEN, "Roll out the seats", REFUSE)]
+    assert done == [opens, not refuses, refuses]
+
+
+def test_a_host_that_is_refused_takes_no_neighbour_out_of_service(tmp_path: Path) -> None:
+    """The tasks of the play in their order, saying their names only: a failure ends all hosts of a batch."""
+    kept = {"name", "when", "vars"}
+    tasks = [
+        {key: value for key, value in task.items() if key in kept} | {"ansible.builtin.debug": {"msg": "{{ item }}"}}
+        if "ansible.builtin.fail" not in task
+        else task
+        for task in DEPLOY["tasks"]
+    ]
+    for task in tasks:
+        task.get("ansible.builtin.debug", {})["msg"] = f"{task['name']}: {{{{ inventory_hostname }}}}"
+    play = {key: value for key, value in DEPLOY.items() if key not in {"roles", "become"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "connection": "local", "tasks": tasks}]))
+    closed = {"closed": {"own": ["id"]}, "steps": ["replace"]}
+    hosts = {
+        "first": {"seat_alias_closed": {"refused": [], **closed}},
+        "well": {"seat_alias_closed": {"refused": [], **closed}},
+        "refused": {"seat_alias_closed": {"refused": ["b"], **closed}},
+    }
+    shared = {"fleet_hardware": {}, "gpu_host_seat_ports": [], "seat_foreseen": {"seats": RESTART}}
+    shared |= {"fleet_serial": [1, "100%"], "vault_seat_api_key_secret": "secret"}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": shared}}))
+    command = ["ansible-playbook", "-i", "hosts.yml", "play.yml", "-e", json.dumps({"fleet_serial": [1, "100%"]})]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = [host for host in hosts if f"{OPEN}: {host}" in done.stdout]
+    restarted = [host for host in hosts if f"Roll out the seats: {host}" in done.stdout]
+    assert (said, restarted) == ([*hosts], ["first", "well"]), done.stdout + done.stderr
+    assert (done.returncode, "refuses to close b" in done.stdout) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "going"),
+    [
+        ({"hosts": ["follower"]}, False),
+        ({"hosts": ["follower", "head"]}, True),
+        ({"hosts": ["follower"], "seat": "own"}, True),
+        ({"hosts": ["head"], "followed": {}}, True),
+    ],
+)
+def test_a_host_with_another_hosts_half_is_not_called_stopped(given: dict[str, Any], going: bool) -> None:
+    (play,) = PLAYS["stop"]
+    followed = {"pair": {"nodes": {"hosts": [{"host": "head"}, {"host": "follower"}]}}}
+    variables = {**trusted(play["vars"]), "fleet_seats_followed": given.pop("followed", followed)}
+    variables |= {"ansible_play_hosts_all": given.pop("hosts"), **given}
+    (that,) = (
+        task["ansible.builtin.assert"]["that"] for task in play["tasks"] if task["name"].startswith("Refuse to leave")
+    )
+    assert bool(rendered("{{ " + that + " }}", variables)) is going
+
+
+@pytest.mark.parametrize("play", ["stop", "campaign", "headroom"])
+@pytest.mark.parametrize(("closed", "refuses"), [({"refused": ["b"]}, True), ({"refused": []}, False), ({}, False)])
+def test_a_seat_whose_callers_would_see_it_go_is_not_taken_down(
+    play: str, closed: dict[str, Any], refuses: bool
+) -> None:
+    tasks = list(tasks_of(PLAYS[play]))
+    after = next(at for at, task in enumerate(tasks) if task["name"].startswith("Close the aliases")) + 1
+    assert "ansible.builtin.fail" in tasks[after]
+    templar = Templar(loader=DataLoader(), variables={"seat_alias_closed": {"skipped": not closed, **closed}})
+    assert templar.evaluate_conditional(trusted(tasks[after]["when"])) is refuses

@@ -128,7 +128,8 @@ def test_a_look_is_at_the_seats_that_are_there_and_a_wrong_name_is_refused(
     seats = {"a": {"port": 1}, "b": {"port": 2, "state": "present"}, "c": {"port": 3, "state": "absent"}}
     (play,) = yaml.safe_load((PROJECT / "playbooks/bench.yml").read_text())
     hosts = {"ansible_play_hosts_all": ["h", "bare"], "hostvars": {"h": {"seats": seats}, "bare": {}}}
-    variables = {**trusted(play["vars"]), **hosts, "seats": seats, **given}
+    fleet = trusted(yaml.safe_load((PROJECT / "group_vars/all/main.yml").read_text()))
+    variables = {**fleet, **trusted(play["vars"]), **hosts, "seats": seats, **given}
     assert rendered("{{ __bench_seats | list }}", variables) == looked_at
     that = play["tasks"][0]["ansible.builtin.assert"]["that"]
     assert bool(rendered("{{ " + that + " }}", variables)) is going

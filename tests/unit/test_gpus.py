@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.testing import patch_module_args
 
 from seatfleet.core.host.gpus import DETAILS, QUERY, Gpu, memory_held, parse_query, read_cards
@@ -101,6 +104,30 @@ def test_facts(
     else:
         assert len(result["ansible_facts"]["seatfleet_gpus"]) == found
         assert bool(result.get("warnings")) is (found < expected)
+
+
+@pytest.mark.parametrize(("entry", "more"), [("stage", {}), ("adopt", {"seat_adopt_state": "taken"})])
+def test_whatever_renders_knows_the_cards(entry: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """A seat that is taken over by its index would be restarted by the next run, which knows the card's UUID."""
+    nvidia_smi(tmp_path, FOUR)
+    role = {
+        "ansible.builtin.import_role": {"name": str(PROJECT / "roles/seat"), "tasks_from": entry},
+        # What comes after the cards needs a host of the fleet.
+        "vars": {"seat_seats": {}, "seat_hardware": {"gpus": 4, "architecture": "x86_64"}, **more},
+    }
+    seen = {"ansible.builtin.debug": {"msg": "cards: {{ ansible_facts['seatfleet_gpus'] | default([]) | length }}"}}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False}
+    play["vars"] = {"seat_api_key_secret": "secret", "releases": {}, "models": {}, "fleet_project_dir": str(PROJECT)}
+    play["vars"] |= {"fleet_seat_presets": {}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": [{"block": [role], "always": [seen]}]}]))
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    command = ["ansible-playbook", "--check", "-i", "localhost,", str(tmp_path / "play.yml")]
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert "cards: 4" in done.stdout, done.stdout + done.stderr
 
 
 USED = "GPU-a, 90000\nGPU-b, 500\n"

@@ -116,6 +116,26 @@ def test_the_next_seat_goes_only_when_the_first_was_not_enough(tmp_path: Path) -
     ]
 
 
+def test_a_file_that_was_written_since_counts(tmp_path: Path) -> None:
+    """Who wrote it may have been killed before the restart, and the next run finds nothing to do."""
+    file, seats = tmp_path / "guard.json", '"seats": [{"name": "new", "port": 1}]}'
+
+    class Edited(Machine):
+        def free(self) -> int:
+            written = {7: "no JSON", 5: f'{{"floor": "9GiB", {seats}'}.get(len(self.samples))
+            if written:
+                file.write_text(written)
+                os.utime(file, ns=(len(self.samples),) * 2)
+            return super().free()
+
+    file.write_text(f'{{"floor": "4GiB", {seats}')
+    said: list[str] = []
+    machine, clock = Edited(tmp_path, [8] * 8, running=("agent", "new")), iter(range(10_000))
+    Guard(Config(FLOOR, SEATS), machine, said.append, lambda: next(clock), file).run(8)
+    assert ("kill", "vllm-seat-new.service") in machine.calls
+    assert [text[:26] for text in said[:2]] == ["warning: goes on as before", "killed seat new: 8.00 GiB "]
+
+
 def test_what_is_measured_goes_before_what_serves_and_production_may_come_back(tmp_path: Path) -> None:
     current(tmp_path, "draft", "0123456789ab")
     machine = Machine(tmp_path, [3, 3, 9])
@@ -206,11 +226,6 @@ def test_other_guards_and_swap_are_named(tmp_path: Path) -> None:
     (tmp_path / "proc/swaps").write_text("Filename Type Size Used Priority\n")
     (tmp_path / "proc/77/comm").write_text("bash\n")
     assert guard.neighbours(tmp_path) == []
-
-
-def test_default_floor() -> None:
-    assert guard.default_floor(32 * GIB) == 4 * GIB
-    assert guard.default_floor(200 * GIB) == 6 * GIB
 
 
 def test_clear_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

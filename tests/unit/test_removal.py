@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fake_machine import FakeMachine
 from seat_examples import CPU, RELEASE, TINY, seat
+from test_alias_plays import PLAYS, rendered, trusted
 
 from seatfleet.core.paths import SeatPaths, measuring_units
 from seatfleet.core.seat import stopped
@@ -233,3 +234,33 @@ def test_proofs_of_closed_aliases_are_dropped_and_the_time_of_the_proof_is_kept(
     file.write_text("half a fi")
     stop(machine, machine.paths, check=False, closed=["gen-large"])
     assert file.read_text() == "half a fi"
+
+
+@pytest.mark.parametrize(
+    ("found", "halves"),
+    [
+        ({"pair": None, "alone": None}, {"pair": "b"}),  # a run that ended between the two hosts
+        ({"pair": "c", "alone": None}, {"pair": "c"}),  # declared anew since
+        ({"pair": "b", "alone": "d"}, {"pair": "b", "alone": "d"}),  # no longer declared over two
+    ],
+)
+def test_the_other_half_goes_also_after_a_run_that_ended_before_it(
+    found: dict[str, str | None], halves: dict[str, str]
+) -> None:
+    (play,) = PLAYS["remove"]
+    (task,) = (task for task in play["tasks"] if "halves" in task["name"])
+    nodes = {"hosts": [{"host": "a"}, {"host": "b"}]}
+    variables = trusted({**play["vars"], **task["vars"]}) | {
+        "seats": {"pair": {"nodes": nodes, "state": "absent"}, "alone": {"state": "absent"}, "kept": {"nodes": nodes}},
+        "fleet_seats_absent": ["pair", "alone"],
+        "__remove_done": {"seats": [{"seat": seat, "follower": host} for seat, host in found.items()]},
+    }
+    items = rendered(task["loop"], variables)
+    shown = [
+        tuple(
+            rendered(text, {"item": item})
+            for text in (*task["seatfleet.fleet.seat_remove"]["seats"], task["delegate_to"])
+        )
+        for item in items
+    ]
+    assert dict(shown) == halves

@@ -17,9 +17,11 @@ from seatfleet.core.seat.generations import point
 from seatfleet.core.seat.render_host import links
 from seatfleet.core.seat.restricted import current_links, current_ports
 
-ROLE = Path(__file__).resolve().parents[2] / "roles/gpu_host"
+PROJECT = Path(__file__).resolve().parents[2]
+ROLE = PROJECT / "roles/gpu_host"
 HOSTS = [{"host": name, "address": f"10.0.0.{place}", "interface": "e"} for place, name in enumerate("ab", 1)]
 OLD_LINK = {"seat": "pair", "ports": [29600, 29601], "address": "10.0.0.1", "peers": ["10.0.0.2"]}
+GENERATIONS = [("old", 8022, 29600), ("new", 8023, 29700)]
 
 
 def seat(root: Path, name: str, generations: dict[str, dict[str, Any]], current: str | None) -> None:
@@ -38,6 +40,42 @@ def test_what_is_current_counts_and_what_is_only_kept_does_not(tmp_path: Path) -
     seat(tmp_path, "damaged", {"other": {}}, "gone")
     assert current_ports(tmp_path) == [8022]
     assert [link["peers"] for link in current_links(tmp_path)] == [["10.0.0.1"]]
+
+
+def test_what_is_about_to_become_current_counts_before(tmp_path: Path) -> None:
+    nodes = {"rank": 0, "hosts": HOSTS}
+    pair = {name: {"port": port, "nodes": {**nodes, "port": link}} for name, port, link in GENERATIONS}
+    seat(tmp_path, "pair", pair, "new")
+    assert current_ports(tmp_path, {"pair": "old"}) == [8022, 8023]
+    assert [link["ports"][0] for link in current_links(tmp_path, {"pair": "old"})] == [29700, 29600]
+    assert current_ports(tmp_path, {"pair": "new", "gone": "x"}) == [8023]
+
+
+def entries(playbook: str, before: str) -> list[dict[str, Any]]:
+    """Return the tasks of a playbook's last play that load the firewall before a named one."""
+    tasks = yaml.safe_load((PROJECT / f"playbooks/{playbook}.yml").read_text())[-1]["tasks"]
+    earlier = tasks[: [task["name"] for task in tasks].index(before)]
+    roles = [(task, task.get("ansible.builtin.include_role", {})) for task in earlier]
+    return [task for task, role in roles if (role.get("name"), role.get("tasks_from")) == ("gpu_host", "firewall")]
+
+
+def test_a_rollback_restricts_the_port_before_anything_answers_on_it() -> None:
+    (task,) = entries("rollback", "Roll back")
+    given = {"seat": "s", "__rollback_foreseen": {"seats": [{"wanted": "old"}]}}
+    templar = Templar(loader=DataLoader(), variables=given)
+    assert templar.template(trust_as_template(task["vars"]["gpu_host_coming"])) == {"s": "old"}
+
+
+@pytest.mark.parametrize(
+    ("looked", "restarting", "loads"), [(False, ["s"], True), (True, ["s"], False), (False, [], False)]
+)
+def test_a_run_of_the_tag_seat_alone_restricts_a_new_port_first(
+    looked: bool, restarting: list[str], loads: bool
+) -> None:
+    (task,) = entries("seats", "Roll out the seats")
+    assert task["tags"] == task["ansible.builtin.include_role"]["apply"]["tags"] == ["seat"]
+    given = {"__seats_restarting": restarting, **({"gpu_host_firewall_state": {"ports": []}} if looked else {})}
+    assert Templar(loader=DataLoader(), variables=given).evaluate_conditional(trust_as_template(task["when"])) is loads
 
 
 def test_a_link_that_is_as_declared_is_the_same_one(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             config = guard.load_config(args.config)
         except (OSError, ValueError) as error:
             raise ProblemsError([Problem(str(args.config), "", "", "floor and seats", str(error))]) from error
-        guard.watch(config, guard.Host(args.meminfo))
+        guard.watch(config, guard.Host(args.meminfo), args.config)
         return 0
     if args.guard_verb == "clear":
         guard.marker(args.seat).unlink(missing_ok=True)

@@ -55,8 +55,6 @@ _SEVERITY = (
     EXIT_BUSY,
 )
 
-STATUSES = ("ok", "warn", "fail", "busy", "not_checked")
-
 
 @dataclass(frozen=True)
 class Check:

@@ -27,7 +27,7 @@ from ..files import write_atomic
 from ..paths import GUARDED, SeatPaths, campaign_unit, stub_unit, unit_name
 from ..seat import stopped
 from ..seat.generations import link_target, read_manifest
-from ..units import GIB, format_gib, parse_size
+from ..units import format_gib, parse_size
 from . import meminfo
 
 PERIOD_S = 0.1
@@ -199,13 +199,15 @@ class Host:
 
 @dataclass
 class Guard:
-    """The loop."""
+    """The loop. ``file`` is looked at again: who wrote it may have been killed before the restart."""
 
     config: Config
     host: Host
     say: Callable[[str], None] = print
     clock: Callable[[], float] = time.monotonic
+    file: Path | None = None
     _helpless: bool = False
+    _stamp: int | None = None
 
     def run(self, rounds: int | None = None) -> None:
         """Watch for ever, or for so many samples."""
@@ -214,6 +216,8 @@ class Guard:
             if self.clock() >= beat:
                 notify("WATCHDOG=1")
                 beat = self.clock() + _BEAT_S
+                self._read_again()
+                judge.floor = self.config.floor
             pressed = self.host.wait()
             free = self.host.free()
             why = judge.why(free, pressed)
@@ -221,6 +225,17 @@ class Guard:
                 self._give_up_one(why, free)
                 quiet_until = self.clock() + GRACE_S
             rounds = None if rounds is None else rounds - 1
+
+    def _read_again(self) -> None:
+        """Take over a file that was written since; one that is none is said once, and changes nothing."""
+        with suppress(FileNotFoundError):
+            if self.file is None or (stamp := self.file.stat().st_mtime_ns) == self._stamp:
+                return
+            self._stamp = stamp
+            try:
+                self.config = load_config(self.file)
+            except ValueError as error:
+                self.say(f"warning: goes on as before: {error}")
 
     def _give_up_one(self, why: str, free: int) -> None:
         # What measures goes before what serves; it brings the seat back by itself.
@@ -287,15 +302,7 @@ def neighbours(root: Path = Path("/")) -> list[str]:
     return sorted(set(found))
 
 
-def default_floor(total: int) -> int:
-    """Return the floor of a host: 4 GiB, or 3 % of its memory.
-
-    A long prefill took 7.5 GiB in three seconds: 250 MiB per sample, and a second until what was killed is back.
-    """
-    return max(4 * GIB, 3 * total // 100)
-
-
-def watch(config: Config, host: Host) -> None:
+def watch(config: Config, host: Host, file: Path) -> None:
     """Say what is watched and with what protection, then watch."""
     problems = protect()
     where = "a replay" if host.replayed else "MemAvailable"
@@ -308,4 +315,4 @@ def watch(config: Config, host: Host) -> None:
     sys.stdout.flush()
     host.free()  # a source that cannot be read is a failed start, not a guard that sees nothing
     notify("READY=1")
-    Guard(config, host, say=lambda text: print(text, flush=True)).run()
+    Guard(config, host, say=lambda text: print(text, flush=True), file=file).run()

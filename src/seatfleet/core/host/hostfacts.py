@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -322,8 +322,3 @@ def assembler_architectures(host: LocalHost, ptxas: str) -> frozenset[str] | Non
     answer = host.run(ptxas, "--help")
     names: Iterable[str] = re.findall(r"'(sm_\d+[af]?)'", answer.output)
     return frozenset(names) if answer.code == 0 else None
-
-
-def environment_value(environment: Mapping[str, str], name: str, default: str) -> str:
-    """Return a variable of a seat, or what the tools take without it."""
-    return environment.get(name) or default

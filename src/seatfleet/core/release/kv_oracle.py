@@ -40,7 +40,6 @@ from typing import Any, TypeAlias
 
 NUM_SPEC = 12
 BLOCK = 2240  # tokens; 2,048 B per token and layer reach the GDN state's 4,562,944 B, rounded up to 16 tokens
-DRAFTER_PAGE_RATIO = 2  # 8 KV heads x 128 against the target's 2 x 256
 MAX_LEN = 262144
 LAYERS = 48  # every fourth one is full attention
 DRAFT_LAYERS = 6

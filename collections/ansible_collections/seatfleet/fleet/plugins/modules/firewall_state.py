@@ -11,7 +11,11 @@ description:
   - Reads the ports of the generations that are current on the host. They are others than the declared ones after a
     change of a port was taken back, and for a seat that nobody declares any more.
   - Lists the table C(inet seatfleet) of the kernel.
-options: {}
+options:
+  coming:
+    description: By seat, generations that are about to become current; they are covered too.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Only reads.
@@ -31,12 +35,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ports:
-  description: TCP ports that current generations answer on.
+  description: TCP ports that these generations answer on.
   returned: always
   type: list
   elements: int
 links:
-  description: Of current generations over two hosts C(seat), C(ports), the own C(address) and C(peers).
+  description: Of those over two hosts C(seat), C(ports), the own C(address) and C(peers).
   returned: always
   type: list
   elements: dict
@@ -54,8 +58,10 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.sea
 
 
 def main() -> None:
-    module = AnsibleModule({}, supports_check_mode=True)
-    module.exit_json(changed=False, ports=current_ports(), links=current_links(), table=table(module))
+    module = AnsibleModule({"coming": {"type": "dict", "default": {}}}, supports_check_mode=True)
+    coming = module.params["coming"]
+    ports, links = current_ports(coming=coming), current_links(coming=coming)
+    module.exit_json(changed=False, ports=ports, links=links, table=table(module))
 
 
 def table(module: AnsibleModule) -> str:
