@@ -57,6 +57,14 @@ def test_a_shadow_is_what_the_definition_takes_for_one(written: dict[str, Any], 
     assert rendered(in_place, {"campaigns": definitions, "campaign": "mtp"}) is not shadow
 
 
+@pytest.mark.parametrize("play", ["campaign", "headroom"])
+@pytest.mark.parametrize(("written", "going"), [({}, True), ({"state": "present"}, True), ({"state": "absent"}, False)])
+def test_a_seat_that_is_to_go_is_not_measured(play: str, written: dict[str, Any], going: bool) -> None:
+    (task,) = (entry for entry in PLAYS[play][0]["tasks"] if entry["name"] == "Refuse a seat that is to go")
+    that = task["ansible.builtin.assert"]["that"]
+    assert rendered("{{ " + that + " }}", {"seat": "s", "seats": {"s": written}}) is going
+
+
 def test_a_refusal_before_the_first_boot_can_be_told() -> None:
     assert value("__campaign_reached", state=None) == {"left": 1, "done": [], "boots": 3}
     assert value("__campaign_reached", state={"left": 0, "done": [1], "boots": 1})["left"] == 0
