@@ -108,6 +108,16 @@ def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> N
     assert (mark["available"], mark["generation"]) == (3 * GIB, "0123456789ab")
 
 
+def test_a_mark_that_cannot_be_written_keeps_no_killed_seat_running(tmp_path: Path) -> None:
+    """Without a stop systemd would start the seat again into the same memory, and the guard with it."""
+    marks = guard.marker("agent", tmp_path).parent
+    marks.parent.mkdir(parents=True)
+    marks.write_text("a full disk")
+    machine, said = run(tmp_path, [9, 3, 3, 9, 9])
+    assert [call[0] for call in machine.calls] == ["kill", "stop", "disable", "start"]
+    assert "seat agent cannot be marked" in said[-1]
+
+
 def test_the_next_seat_goes_only_when_the_first_was_not_enough(tmp_path: Path) -> None:
     machine, _ = run(tmp_path, [3, 3, 3, 3, 3, 3, 3, 3, 9])
     assert [call[1] for call in machine.calls if call[0] == "kill"] == [

@@ -381,7 +381,18 @@ def test_an_answer_of_another_form_is_an_error_of_the_seat(answer: dict[str, Any
     assert caught.value.kind in {Kind.MALFORMED, Kind.CUT}
 
 
-FIELDS = ("message", "delta", "content", "reasoning", "tool_calls", "function", "token_ids", "logprobs", "index", "usage")
+FIELDS = (
+    "message",
+    "delta",
+    "content",
+    "reasoning",
+    "tool_calls",
+    "function",
+    "token_ids",
+    "logprobs",
+    "index",
+    "usage",
+)
 
 
 @settings(max_examples=300, deadline=None)

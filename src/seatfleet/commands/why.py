@@ -118,6 +118,14 @@ def _cards(seat: str) -> frozenset[str] | None:
 
 
 def _read(fields: str, *what: str) -> list[str]:
-    command = ["journalctl", "--no-pager", "--output=json", f"--output-fields={fields}", f"--lines={JOURNAL_LINES}"]
+    # --all: what is longer than 4,096 bytes would come as null, and a refused parser or a dumped configuration is.
+    command = [
+        "journalctl",
+        "--no-pager",
+        "--all",
+        "--output=json",
+        f"--output-fields={fields}",
+        f"--lines={JOURNAL_LINES}",
+    ]
     done = subprocess.run([*command, *what], capture_output=True, timeout=_JOURNAL_TIMEOUT_S, check=False)
     return done.stdout.decode(errors="replace").splitlines()
