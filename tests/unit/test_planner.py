@@ -279,7 +279,7 @@ JSON = st.none() | st.booleans() | st.integers(-2, 70) | st.floats() | st.text(m
 @given(st.data())
 def test_whatever_a_configuration_holds_is_counted_or_named(data: st.DataObject) -> None:
     good = config(data.draw(st.sampled_from(["tiny-oracle-qwen3next", "tiny-qwen3"])))
-    text = good["text_config"] if "text_config" in good else good
+    text = good.get("text_config", good)
     for name in data.draw(st.lists(st.sampled_from(sorted(text)), max_size=3)):
         text[name] = data.draw(JSON)
     facts = {"config": good}
