@@ -21,6 +21,7 @@ from seatfleet.core.seat import stopped
 from seatfleet.core.units import GIB
 
 FLOOR = 4 * GIB
+ROLE = Path(__file__).resolve().parents[2] / "roles/memory_guard"
 SEATS = (Guarded("agent", 8031), Guarded("draft", 8032))
 
 
@@ -218,9 +219,25 @@ def test_other_guards_and_swap_are_named(tmp_path: Path) -> None:
     assert guard.neighbours(tmp_path) == []
 
 
-def test_default_floor() -> None:
-    assert guard.default_floor(32 * GIB) == 4 * GIB
-    assert guard.default_floor(200 * GIB) == 6 * GIB
+@pytest.mark.parametrize(
+    ("memory", "declared", "floor"),
+    [
+        ("124610MiB", None, "4096MiB"),
+        ("480GiB", None, "14745MiB"),
+        ("491520MiB", None, "14745MiB"),
+        (None, None, "4096MiB"),
+        ("480GiB", "6GiB", "6GiB"),
+    ],
+)
+def test_the_floor_of_a_host(memory: str | None, declared: str | None, floor: str) -> None:
+    """Of a size in GiB the role made 0, and the least floor there is."""
+    given = {"fleet_hardware": {"gpu_memory": memory}, "memory_guard_floor": declared, "ansible_check_mode": False}
+    argv = [str(Path(sys.executable).parent / "ansible"), "localhost", "-i", "localhost,", "-c", "local"]
+    argv += ["-m", "ansible.builtin.debug", "-a", "var=__memory_guard_floor"]
+    argv += ["-e", f"@{ROLE}/vars/main.yml", "-e", json.dumps(given)]
+    environment = {**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert f'"__memory_guard_floor": "{floor}"' in done.stdout, done.stdout + done.stderr
 
 
 def test_clear_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,8 +266,8 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_guard_that_cannot_see_does_not_start(tmp_path: Path) -> None:
     file = tmp_path / "guard.json"
     file.write_text('{"floor": "4GiB", "seats": []}')
-    code = f"from seatfleet.cli import main; main(['guard', 'run', '--config', {str(file)!r}, '--meminfo', '/nowhere'])"
+    argv = [sys.executable, "-m", "seatfleet.cli", "guard", "run", "--config", str(file), "--meminfo", "/nowhere"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "FileNotFoundError" in done.stderr
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "seatctl guard: [Errno 2] No such file or directory: '/nowhere'\n"

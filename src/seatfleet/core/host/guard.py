@@ -27,7 +27,7 @@ from ..files import write_atomic
 from ..paths import GUARDED, SeatPaths, campaign_unit, stub_unit, unit_name
 from ..seat import stopped
 from ..seat.generations import link_target, read_manifest
-from ..units import GIB, format_gib, parse_size
+from ..units import format_gib, parse_size
 from . import meminfo
 
 PERIOD_S = 0.1
@@ -294,14 +294,6 @@ def neighbours(root: Path = Path("/")) -> list[str]:
             if name in ("earlyoom", "systemd-oomd", "nohang"):
                 found.append(f"{name} runs: it judges by other figures; see docs/memory.md")
     return sorted(set(found))
-
-
-def default_floor(total: int) -> int:
-    """Return the floor of a host: 4 GiB, or 3 % of its memory.
-
-    A long prefill took 7.5 GiB in three seconds: 250 MiB per sample, and a second until what was killed is back.
-    """
-    return max(4 * GIB, 3 * total // 100)
 
 
 def watch(config: Config, host: Host) -> None:
