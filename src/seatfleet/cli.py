@@ -47,19 +47,39 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; bad input ends with exit code 2 and the full list of problems on standard error."""
+    """Run one verb.
+
+    Exit codes beside the verb's own: 2 for bad input, with the full list of problems on standard error; 1 for a file or
+    device that cannot be read or written; 130 for Ctrl-C; 141 for a reader of the output that went.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     # A shell that asks for completions gives no words: then every verb is there.
     parser = build_parser(words[0] if words else None)
     complete(parser)
     args = parser.parse_args(words)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        if sys.stdout:  # None with `>&-`; else what is wrong with it is found here, and not by the interpreter's end
+            sys.stdout.flush()
+        return code
     except ProblemsError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
+        _drop_output()
         return 141
+    except OSError as error:
+        print(f"seatctl {args.verb}: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """Have what is left in the buffer go nowhere: the interpreter would try again, and say so."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

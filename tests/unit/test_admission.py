@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,10 @@ def test_parsing() -> None:
         parse_apps("nonsense\n")
 
 
-def test_large_processes(tmp_path: Path) -> None:
-    for pid, pages, comm in ((5, GIB // 4096, "desktop"), (6, 10, "small"), (7, 9 * GIB // 4096, "mine")):
+@pytest.mark.parametrize("page", [4096, 65536])  # aarch64 has kernels with either
+def test_large_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": page}.__getitem__)
+    for pid, pages, comm in ((5, GIB // page, "desktop"), (6, 10, "small"), (7, 9 * GIB // page, "mine")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "statm").write_text(f"1 {pages} 0")
         (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")

@@ -57,6 +57,14 @@ def test_a_refusal_is_asked_for_again_later(tmp_path: Path) -> None:
     assert ask(tmp_path, asked) is None
 
 
+def test_a_refusal_of_a_clock_that_was_wrong_is_asked_for_again(tmp_path: Path) -> None:
+    asked = Asked('{"refused": "ValueError: no"}', '{"refused": null}')
+    assert ask(tmp_path, asked) == "ValueError: no"
+    (answer,) = tmp_path.rglob("*.json")
+    os.utime(answer, (4e9, 4e9))
+    assert ask(tmp_path, asked) is None
+
+
 @pytest.mark.parametrize("output", ["", "Traceback\n", "[]\n"])
 def test_a_check_that_ends_otherwise_is_a_refusal(tmp_path: Path, output: str) -> None:
     assert ask(tmp_path, Asked(output, code=137)) == "its check of flags ended with exit code 137 and said: Killed"

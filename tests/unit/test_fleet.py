@@ -245,6 +245,13 @@ def test_a_fault_gives_its_message(case: Mapping[str, Any]) -> None:
     assert problems(*spelled_out(case["changes"])) == spelled_out(case["messages"])
 
 
+def test_a_name_that_yaml_reads_as_a_number_is_refused_here_and_not_first_by_a_deploy() -> None:
+    hosts = fleet()
+    hosts["fv-ml1"]["seats"] = {8022: hosts["fv-ml1"]["seats"]["flash-next"]}
+    found = [problem for problem in check_fleet(hosts, files=Files(), planner=fits).problems if problem.field == ""]
+    assert [problem.seen for problem in found] == ["8022"]
+
+
 def test_hosts_without_hardware_are_told_to_say_it() -> None:
     (message,) = problems("fv-ml1.fleet_hardware = !delete")
     assert message.startswith("fv-ml1.yml: host fv-ml1: fleet_hardware: expected a mapping (architecture, gpus,")

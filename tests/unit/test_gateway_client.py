@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +20,7 @@ from werkzeug import Response
 
 from seatfleet.clients import gateway_sync
 from seatfleet.clients.gateway import Gateway, GatewayDownError, GatewayError
-from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock
+from seatfleet.clients.gateway_lock import LockTimeoutError, gateway_lock, lock_directory
 from seatfleet.clients.gateway_sync import KeyOptions, ProofAlias, close_alias, prove, sync_aliases, sync_keys
 from seatfleet.core.gateway.keys import GRANTS_FIELD, WantedKey, key_hash
 from seatfleet.core.gateway.state import WantedAlias
@@ -72,6 +74,39 @@ def test_a_gateway_that_is_down_is_an_error_of_its_own() -> None:
     with Gateway("http://127.0.0.1:9", MASTER, connect_retries=1) as client, pytest.raises(GatewayDownError) as raised:
         client.list_deployments()
     assert "127.0.0.1:9 is not reachable" in str(raised.value)
+
+
+@pytest.mark.parametrize("key", [f"{INFRA}\n", f"{INFRA} x", f"{INFRA}\x00", f"{INFRA}\u2713", ""])
+def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(stub: GatewayStub, key: str) -> None:
+    with pytest.raises(GatewayError, match="characters that no header can carry") as raised:
+        Gateway(stub.url, key).list_deployments()
+    assert INFRA not in str(raised.value)
+    assert not isinstance(raised.value, GatewayDownError), "nobody would look at the key"
+    with Gateway(stub.url, MASTER) as client, pytest.raises(GatewayError), client.as_key(key):
+        pytest.fail("a caller with such a key")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://gw:port"])
+def test_a_url_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(GatewayError, match=re.escape(url)):
+        Gateway(url, MASTER)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_what_stands_in_front_of_a_gateway_that_is_down_speaks_for_no_seat(
+    stub: GatewayStub, gateway: Gateway, status: int
+) -> None:
+    stub.hooks.append(lambda *_: Response("<h1>Bad Gateway</h1>", status, content_type="text/html"))
+    with pytest.raises(GatewayDownError, match=f"answered .* with {status}"):
+        sync_aliases(gateway, [want()], "fv-ml1")
+    with pytest.raises(GatewayDownError):
+        gateway.complete("gen-large")
+
+
+def test_a_page_that_is_no_answer_of_a_gateway_is_an_error(stub: GatewayStub, gateway: Gateway) -> None:
+    stub.hooks.append(lambda *_: Response("<h1>Log in</h1>", 200, content_type="text/html"))
+    with pytest.raises(GatewayError, match="no JSON"):
+        gateway.list_deployments()
 
 
 def test_a_slow_gateway_is_an_error_without_a_second_try(stub: GatewayStub) -> None:
@@ -849,6 +884,13 @@ def test_expired_proof_keys_of_killed_runs_are_swept(fleet: GatewayStub, gateway
 
 
 # --- lock ---
+
+
+def test_a_runtime_directory_that_is_gone_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with gateway_lock("http://gw", wait_s=0.0):
+        assert [path.parent for path in tmp_path.glob("*/*.lock")] == [lock_directory()]
 
 
 def test_the_lock_waits_and_then_names_the_file(tmp_path: Path) -> None:

@@ -195,6 +195,13 @@ def test_ids_name_the_deployment_that_may_answer_afterwards() -> None:
     assert plan_aliases([live()], [CHANGED], "fv-ml1").ids == {"gen-large": (f"{ID}@2",)}
 
 
+def test_two_deployments_of_one_run_never_have_one_id() -> None:
+    other = replace(WANT, seat="flash", alias="next-gen-large")
+    assert other.base_id == WANT.base_id
+    ids = [step.id for step in plan_aliases([], [WANT, other], "fv-ml1").steps]
+    assert len(set(ids)) == 2
+
+
 def test_two_aliases_never_share_the_model_string() -> None:
     other = replace(WANT, alias="gen-large-nothink")
     assert WANT.public_params()["model"] != other.public_params()["model"]

@@ -153,7 +153,7 @@ INFOROM = "WARNING: infoROM is corrupted at gpu 0000:41:00.0\n"
 
 
 @pytest.mark.parametrize(
-    "unreadable", ["[Unknown Error]", "[GPU is lost]", "[Insufficient Permissions]", "[N/A]", "N/A"]
+    "unreadable", ["[Unknown Error]", "[GPU is lost]", "[Insufficient Permissions]", "[N/A]", "N/A", "Unknown Error"]
 )
 def test_one_value_that_cannot_be_read_costs_no_card(unreadable: str) -> None:
     answers = {QUERY: (0, FOUR), DETAILS: (0, DETAILED.format(unreadable, unreadable, unreadable))}

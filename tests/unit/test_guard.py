@@ -21,6 +21,7 @@ from seatfleet.core.seat import stopped
 from seatfleet.core.units import GIB
 
 FLOOR = 4 * GIB
+ROLE = Path(__file__).resolve().parents[2] / "roles/memory_guard"
 SEATS = (Guarded("agent", 8031), Guarded("draft", 8032))
 
 
@@ -106,6 +107,16 @@ def test_a_killed_seat_is_marked_stays_down_and_answers_503(tmp_path: Path) -> N
     assert mark is not None
     assert stopped.read("agent", tmp_path) is None, "it was started by hand since, and is not out for maintenance"
     assert (mark["available"], mark["generation"]) == (3 * GIB, "0123456789ab")
+
+
+def test_a_mark_that_cannot_be_written_keeps_no_killed_seat_running(tmp_path: Path) -> None:
+    """Without a stop systemd would start the seat again into the same memory, and the guard with it."""
+    marks = guard.marker("agent", tmp_path).parent
+    marks.parent.mkdir(parents=True)
+    marks.write_text("a full disk")
+    machine, said = run(tmp_path, [9, 3, 3, 9, 9])
+    assert [call[0] for call in machine.calls] == ["kill", "stop", "disable", "start"]
+    assert "seat agent cannot be marked" in said[-1]
 
 
 def test_the_next_seat_goes_only_when_the_first_was_not_enough(tmp_path: Path) -> None:
@@ -228,6 +239,27 @@ def test_other_guards_and_swap_are_named(tmp_path: Path) -> None:
     assert guard.neighbours(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("memory", "declared", "floor"),
+    [
+        ("124610MiB", None, "4096MiB"),
+        ("480GiB", None, "14745MiB"),
+        ("491520MiB", None, "14745MiB"),
+        (None, None, "4096MiB"),
+        ("480GiB", "6GiB", "6GiB"),
+    ],
+)
+def test_the_floor_of_a_host(memory: str | None, declared: str | None, floor: str) -> None:
+    """Of a size in GiB the role made 0, and the least floor there is."""
+    given = {"fleet_hardware": {"gpu_memory": memory}, "memory_guard_floor": declared, "ansible_check_mode": False}
+    argv = [str(Path(sys.executable).parent / "ansible"), "localhost", "-i", "localhost,", "-c", "local"]
+    argv += ["-m", "ansible.builtin.debug", "-a", "var=__memory_guard_floor"]
+    argv += ["-e", f"@{ROLE}/vars/main.yml", "-e", json.dumps(given)]
+    environment = {**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert f'"__memory_guard_floor": "{floor}"' in done.stdout, done.stdout + done.stderr
+
+
 def test_clear_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("seatfleet.core.paths.GUARDED", str(tmp_path))
     monkeypatch.setattr(guard, "GUARDED", str(tmp_path))
@@ -254,8 +286,8 @@ def test_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_guard_that_cannot_see_does_not_start(tmp_path: Path) -> None:
     file = tmp_path / "guard.json"
     file.write_text('{"floor": "4GiB", "seats": []}')
-    code = f"from seatfleet.cli import main; main(['guard', 'run', '--config', {str(file)!r}, '--meminfo', '/nowhere'])"
+    argv = [sys.executable, "-m", "seatfleet.cli", "guard", "run", "--config", str(file), "--meminfo", "/nowhere"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "FileNotFoundError" in done.stderr
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "seatctl guard: [Errno 2] No such file or directory: '/nowhere'\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,6 +243,24 @@ def test_a_link_that_restarts_still_knows_the_pair(pair: tuple[HeadLink, Followe
     )
     again.look()
     assert host.killed == [head.paths.unit.name]
+
+
+def test_a_clock_that_is_set_ends_nobody(
+    pair: tuple[HeadLink, FollowerLink, FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, follower, host = pair
+    host.head = Start(FIRST, 5, True)
+    head.look()
+    look(follower)
+    look(follower)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600.0)  # as chronyd does after a boot with a wrong clock
+    head.look()
+    assert host.killed == []
+    heard = work.read_linked(head.paths)
+    monkeypatch.setattr(machine, "read_linked", lambda _: heard)
+    nodes = {"rank": 0, "port": 1, "hosts": [{"host": name, "address": address} for name, address in head.config.hosts]}
+    assert machine._link_problems({"seat": "big", "generation": "gen", "nodes": nodes}) == []
 
 
 def test_a_half_whose_head_is_gone_ends(pair: tuple[HeadLink, FollowerLink, FakeHost]) -> None:

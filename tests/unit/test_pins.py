@@ -101,6 +101,7 @@ def test_what_makes_a_pin_doubtful(changes: Mapping[str, Any], words: str) -> No
     ("version", "text", "words"),
     [
         ("0.34.0", evidence(), "release: probed with '0.33.0-0123456789ab', now vLLM 0.34.0"),
+        ("0.33", evidence(), "release: probed with '0.33.0-0123456789ab', now vLLM 0.33"),
         ("0.33.0", None, "is not there"),
         ("0.33.0", evidence() + b" ", "was changed"),
     ],

@@ -258,6 +258,8 @@ def test_a_plain_model_wastes_less_than_a_block(layers: int, heads: int, block: 
     [
         ({"num_hidden_layers": None}, "no num_hidden_layers"),
         ({"layer_types": ["full_attention", "mamba"]}, "layers of type mamba"),
+        ({"layer_types": ["full_attention"]}, "layer_types names 1"),
+        ({"num_key_value_heads": [2, 2]}, "no num_key_value_heads"),
         ({"index_topk": 2048}, "sparse-attention"),
         ({"sliding_window": 4096, "use_sliding_window": None}, "not which layers use it"),
         ({"layers_block_type": ["mamba"]}, "Mamba-2"),
@@ -268,6 +270,29 @@ def test_what_is_not_modelled_is_said(changes: dict[str, Any], words: str) -> No
     text = {**config("tiny-qwen3"), "layer_types": None, **changes}
     with pytest.raises(UnknownModelError, match=words):
         layout_of(parse_config(text), Engine(version=(0, 33, 0)))
+
+
+JSON = st.none() | st.booleans() | st.integers(-2, 70) | st.floats() | st.text(max_size=3) | st.lists(st.integers(1, 8))
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_whatever_a_configuration_holds_is_counted_or_named(data: st.DataObject) -> None:
+    good = config(data.draw(st.sampled_from(["tiny-oracle-qwen3next", "tiny-qwen3"])))
+    text = good.get("text_config", good)
+    for name in data.draw(st.lists(st.sampled_from(sorted(text)), max_size=3)):
+        text[name] = data.draw(JSON)
+    facts = {"config": good}
+    found = check_fit(seat(), facts, "0.33.0")
+    assert found.unknown or found.plan or found.problems
+    assert found.plan is None or found.summary
+
+
+@given(st.lists(st.integers(1, 4), max_size=2), st.integers(0, 2))
+def test_a_fitted_layout_that_the_catalogue_takes_is_counted_or_named(full: list[int], fixed: int) -> None:
+    facts = {"kv_layout": {"block_bytes": 1, "full": full, "fixed": fixed, "build": "b"}}
+    found = check_fit(seat(), facts, "0.33.0")
+    assert found.unknown or found.summary
 
 
 def kinds_of(text: dict[str, Any]) -> list[tuple[int, int | None, int | None]]:
@@ -287,8 +312,8 @@ def test_kinds_of_layers() -> None:
         (3, 512, None),
         (3, None, None),
     ]
-    chunked = {**BASE, "layer_types": ["chunked_attention"] * 3 + ["full_attention"], "attention_chunk_size": 8192}
-    assert kinds_of(chunked) == [(3, None, 8192), (1, None, None)]
+    chunked = {**BASE, "layer_types": ["chunked_attention"] * 5 + ["full_attention"], "attention_chunk_size": 8192}
+    assert kinds_of(chunked) == [(5, None, 8192), (1, None, None)]
 
 
 def test_mla() -> None:

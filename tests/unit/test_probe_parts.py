@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from probe_stub import KEY, StubSeat
 
 from seatfleet.clients.evidence import KEPT, keep
@@ -315,6 +322,104 @@ def test_nobody_and_no_answer() -> None:
     with SeatClient(address, None) as client, pytest.raises(SeatError) as caught:
         client.version()
     assert caught.value.kind is Kind.REFUSED
+
+
+@contextmanager
+def answering(head: str, *pieces: bytes, pause_s: float = 0.0) -> Iterator[str]:
+    """A server that answers one request with these bytes, and its address."""
+
+    def serve() -> None:
+        with suppress(OSError), listening.accept()[0] as connection:
+            connection.recv(65536)
+            connection.sendall(f"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: {head}\r\n\r\n".encode())
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(pause_s)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass  # closed with something unread it would be reset
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_stream_of_comments_is_given_up() -> None:
+    limits = Limits(token=0.5, request=0.6)
+    with answering("text/event-stream", *[b": keep-alive\n\n"] * 60, pause_s=0.1) as address:
+        began = time.monotonic()
+        with SeatClient(address, None, limits) as client, pytest.raises(SeatError) as caught:
+            client.stream({})
+    assert caught.value.kind is Kind.TIMEOUT
+    assert time.monotonic() - began < 2.0
+
+
+CHOICE = {"message": {"content": "ok"}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [None]},
+        {"choices": 3},
+        {"choices": [{"message": {"content": 3}}]},
+        {"choices": [{"message": {"tool_calls": [{"index": None}, {"index": 1}]}}]},
+        {"choices": [CHOICE], "usage": [1]},
+        {"choices": [{**CHOICE, "logprobs": {"content": [{"top_logprobs": [{}]}]}}]},
+    ],
+)
+def test_an_answer_of_another_form_is_an_error_of_the_seat(answer: dict[str, Any]) -> None:
+    text = json.dumps(answer).encode()
+    with answering("application/json", text) as address, SeatClient(address, None) as client:  # noqa: SIM117
+        with pytest.raises(SeatError) as caught:
+            client.chat({})
+    assert caught.value.kind is Kind.MALFORMED
+    with answering("text/event-stream", b"data: " + text + b"\n\n") as address, SeatClient(address, None) as client:  # noqa: SIM117
+        with pytest.raises(SeatError) as caught:
+            client.stream({})
+    assert caught.value.kind in {Kind.MALFORMED, Kind.CUT}
+
+
+FIELDS = (
+    "message",
+    "delta",
+    "content",
+    "reasoning",
+    "tool_calls",
+    "function",
+    "token_ids",
+    "logprobs",
+    "index",
+    "usage",
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+        max_leaves=8,
+    )
+)
+def test_whatever_is_answered_is_a_completion_or_an_error_of_the_seat(content: Any) -> None:
+    body = {"choices": [content, {"message": content}], "usage": content}
+    client = SeatClient("http://seat", None)
+    client._http = httpx.Client(
+        base_url="http://seat", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body))
+    )
+    with suppress(SeatError):
+        client.chat({})
+
+
+def test_an_address_that_is_none_and_a_key_that_cannot_be_sent() -> None:
+    with pytest.raises(SeatError) as caught:
+        SeatClient("http://[::1", None)
+    assert caught.value.kind is Kind.BAD_REQUEST
+    with SeatClient("http://127.0.0.1:9", "sk-seat-0123\n") as client, pytest.raises(SeatError) as caught:
+        client.version()
+    assert "0123" not in str(caught.value)
 
 
 def test_a_proxy_of_the_environment_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from seatfleet.core.inventory.schema import OWNED_ENV, OWNED_FLAGS, SEAT, Presets, load_seat, merge, read_seat
 from seatfleet.core.inventory.seat import Alias, Evidence, Probe, Speculative
+from seatfleet.core.paths import campaign_unit, measuring_units, unit_name
 from seatfleet.core.problems import ProblemsError
 
 GOOD = """
@@ -123,10 +124,18 @@ def test_all_faults_of_a_seat_are_in_one_report() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["current", "Flash", "a_b", "-a", "a" * 41, "all", ""])
-def test_names_that_cannot_be_a_seat(name: str) -> None:
+@pytest.mark.parametrize("name", ["current", "Flash", "a_b", "-a", "a" * 41, "all", "", "run-a", 8022, True])
+def test_names_that_cannot_be_a_seat(name: Any) -> None:
     (fault,) = read_seat(name, "h", good()).findings.wrong
     assert fault[0] == ()
+
+
+def test_no_two_seats_share_a_unit() -> None:
+    """The campaign of one seat would be the variant that another one boots."""
+    names = [name for name in ("run-a", "a", "run", "run-run-a") if not read_seat(name, "h", good()).findings.wrong]
+    units = [unit for name in names for unit in (unit_name(name), campaign_unit(name), *measuring_units(name))]
+    assert "a" in names
+    assert len(set(units)) == len(units)
 
 
 @pytest.mark.parametrize("written", [None, [], "text", 5])

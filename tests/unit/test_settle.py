@@ -12,7 +12,8 @@ import pytest
 from seatfleet.commands import settle
 from seatfleet.core.host import guard, machine
 from seatfleet.core.host.processes import UnitState
-from seatfleet.core.seat import stopped
+from seatfleet.core.paths import SeatPaths
+from seatfleet.core.seat import generations, stopped
 from seatfleet.core.seat.rollout import RolloutError
 
 SEAT = "flash-next"
@@ -97,6 +98,16 @@ def test_a_start_by_hand_ends_a_maintenance(monkeypatch: pytest.MonkeyPatch, tmp
     assert stopped.read(SEAT) is None
     monkeypatch.setattr(stopped, "STOPPED", "/proc/version")
     assert settle.run(argparse.Namespace(seat=SEAT, after_rollout=False)) == 0, "a start is never prevented"
+
+
+def test_a_full_disk_prevents_no_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(paths: SeatPaths) -> str | None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machine.LocalMachine, "start_under_way", lambda _: False)
+    monkeypatch.setattr(generations, "settle", full)
+    assert settle.run(argparse.Namespace(seat=SEAT, after_rollout=False)) == 0
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_a_start_that_fails_is_told(

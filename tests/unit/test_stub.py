@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import runpy
+import socket
+import struct
 import sys
 import threading
 import time
@@ -49,6 +51,21 @@ def test_callers_are_counted_and_whoever_asks_for_the_count_is_none(connection: 
         text = answer.read().decode()
         assert answer.status == status
     assert text.splitlines()[-1] == f"{REFUSED} 2"
+
+
+def test_who_goes_away_or_lies_about_a_length_leaves_no_traceback(
+    connection: http.client.HTTPConnection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = b"POST / HTTP/1.1\r\nHost: seat\r\nContent-Length: %b\r\n\r\nx"
+    with socket.create_connection((connection.host, connection.port)) as gone:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.sendall(request % b"10")
+        time.sleep(0.2)
+    with socket.create_connection((connection.host, connection.port), timeout=10) as odd:
+        odd.sendall(request % b"\xb2")  # a digit to str.isdigit(), and none to int()
+        assert odd.recv(100).startswith(b"HTTP/1.1 503 ")
+    time.sleep(0.2)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("kind", ["chunked", "too long"])

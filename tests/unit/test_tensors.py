@@ -150,7 +150,19 @@ def test_what_the_configuration_says_of_the_head(
     assert [str(problem) for problem in found] == ([sentence] if sentence else [])
 
 
+@pytest.mark.parametrize("header", ["[]", '{"a": []}', '{"a": {"dtype": "F32", "shape": [], "data_offsets": []}}'])
+def test_a_header_of_another_form_is_a_problem(directory: Path, header: str) -> None:
+    (directory / "c.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    assert any(text.startswith("c.safetensors: checkpoint: header") for text in problems(directory))
+
+
+def test_an_index_of_another_form_is_a_problem(directory: Path) -> None:
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"a": ["a.safetensors"]}}))
+    assert any("weight_map: expected tensor names to files" in text for text in problems(directory))
+
+
 def test_ignore_lists() -> None:
+    assert not is_ignored("a.b", ("re:*",)), "a pattern that is none catches nothing"
     assert is_ignored("model.layers.1.mlp", ["model.layers.1"])
     assert not is_ignored("model.layers.10.mlp", ["model.layers.1"])
     assert is_ignored("mtp.fc", ["*mtp*"])

@@ -84,6 +84,26 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "expected a directory or file, seen nothing there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv", [("-i", "x/y/empty"), ("-i", "x/y/empty", "--json"), ("-i", "project/inventory/production", "-l", "fv-ml9")]
+)
+def test_nobody_to_check_is_no_clean_bill(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(project.parent)
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+    Path("x/y/empty").mkdir(parents=True)
+    assert main(["validate", *argv]) == 2
+    assert "expected at least one host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"a: \xff\n", b"a: \x00\n"])
+def test_a_file_that_is_no_text_is_named(project: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    (project / "group_vars/all/odd.yml").write_bytes(content)
+    code, text = validate(project, capsys)
+    assert (code, "odd.yml" in text) == (2, True)
+
+
 def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "group_vars/fv_ml1/seats.yml").write_text("seats: {a: [}\n")
     code, out = validate(project, capsys)

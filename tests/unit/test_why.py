@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from seatfleet.cli import main
+from seatfleet.commands import why
 from seatfleet.core.report.why import Known, failed_probe, failed_start, last_ready, starts, text
 
 RECORDED = Path(__file__).parent / "data" / "journal"
@@ -100,6 +102,20 @@ def test_bytes_of_the_journal_are_text() -> None:
     found = failed_start(starts([json.dumps(line), *entries("1", [], RESULT)]), explain)
     assert found is not None
     assert found.cause == "ValueError: \ufffd no"
+
+
+def test_a_field_that_a_message_has_twice_is_text() -> None:
+    (start,) = starts([json.dumps({"MESSAGE": ["ValueError: one", "two"], "INVOCATION_ID": "a", "_PID": "7"})])
+    assert start.lines == ("ValueError: one two",)
+
+
+def test_the_journal_is_asked_for_long_messages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --all what is longer than 4,096 bytes comes as null: a refused parser, a dumped configuration."""
+    command = tmp_path / "journalctl"
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert "--all" in why._journal("vllm-seat-a.service")
 
 
 def test_the_latest_failed_probe() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..clients.vllm import SeatClient
+from ..core.tables import aligned
 from . import observe
 from .definition import ShapeUse
 from .load import LoadClient, Target
@@ -120,11 +121,9 @@ def bench_text(found: Mapping[str, Any]) -> str:
                 cell["problem"] or "",
             ]
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     title = f"{found['model']} at {found['base_url']}, vLLM {found['vllm_version']}"
     note = "One look at one boot: no floor, no verdict. To compare two settings run a campaign."
-    return "\n".join([title, *table, *_cross_check(found.get("cross_check") or ()), note])
+    return "\n".join([title, *aligned(rows), *_cross_check(found.get("cross_check") or ()), note])
 
 
 def _cross_check(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

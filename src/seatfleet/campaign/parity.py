@@ -269,8 +269,9 @@ def refuse_startup_plan(arms: Iterable[ArmConfig]) -> None:
 
 def refuse_remote_client(base_url: str) -> None:
     """R10: a network between client and seat is in every number."""
-    host = urlsplit(base_url).hostname or ""
+    host = ""
     try:
+        host = urlsplit(base_url).hostname or ""
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"

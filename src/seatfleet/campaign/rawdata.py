@@ -256,8 +256,10 @@ class RawCampaign:
         """Hold the campaign for one process; a lock that dies with its process, so that nothing is left to clean up.
 
         Raises:
-            RawError: another process measures.
+            RawError: another process measures, or there is no such directory.
         """
+        if not self.path.is_dir():
+            raise RawError(f"{self.path}: not there; is this the directory of a campaign?")
         with (self.path / ".running").open("w") as stream:
             if not _lock(stream, fcntl.LOCK_EX, _LOOKS):
                 raise RawError(f"{self.path}: another process is measuring this campaign")
@@ -370,6 +372,8 @@ class RawCampaign:
         Raises:
             RawError: a file was changed, is missing or was added; all are named.
         """
+        if not (self.path / "boots").is_dir():
+            raise RawError(f"{self.path}/boots: not there; is this the directory of a campaign?")
         problems = list(_compare_sums(self.path))
         present = tuple(sorted(path.name for path in (self.path / "boots").iterdir()))
         if present != self.boots():

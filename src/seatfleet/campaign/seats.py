@@ -20,6 +20,7 @@ import yaml
 from ..clients.probe import Host, SystemHost
 from ..clients.systemd import UnitState
 from ..core.host.sockets import cgroup_of
+from ..core.problems import Problem, ProblemsError
 from ..core.seat.flow_yaml import dump_mapping
 from ..core.seat.manifest import Manifest, Speculation
 from .parity import ArmConfig, Deployment, changed_env, digest
@@ -177,7 +178,14 @@ class LocalSeat:
     _content: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._content = dict(yaml.safe_load(self.file.read_text(encoding="utf-8")))
+        try:
+            content = yaml.safe_load(self.file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ProblemsError([Problem(str(self.file), "", "", "YAML of a local seat", str(error))]) from error
+        wanted = ("executable", "config")
+        if not isinstance(content, dict) or not all(name in content for name in wanted):
+            raise ProblemsError([Problem(str(self.file), "", "", f"a mapping with {' and '.join(wanted)}", "another")])
+        self._content = content
 
     def live(self) -> Deployment:
         """Read the file; its model's files are part of the identity."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from ..core import files
 
 KEPT = 200
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part."""
+    """Write a file, and its directory where there is none: see :func:`seatfleet.core.files.write_atomic`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    files.write_atomic(path, text)
 
 
 def write_if_possible(path: Path, text: str) -> None:

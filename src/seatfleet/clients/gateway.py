@@ -24,6 +24,8 @@ from ..core.gateway.verdict import Verdict, classify
 Json = Any
 
 PAGE_SIZE = 100
+# What a web server answers for one behind it that is away or too slow.
+_PASSED_ON = (502, 503, 504)
 # Ways to name the alias in a completion; a key without a grant must be refused through each of them.
 ROUTES: Mapping[str, str] = {
     "body": "/v1/chat/completions",
@@ -108,7 +110,7 @@ class GatewayErrors(GatewayError):
 
 
 class GatewayDownError(GatewayError):
-    """No answer at all: not reachable, or no answer in time."""
+    """No answer at all: not reachable, no answer in time, or only one of what stands in front of it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="gateway_down")
@@ -148,14 +150,17 @@ class Gateway:
         ca_file: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._key = key
+        self._key = _sendable(key, self.url)
         self._completion_timeout_s = completion_timeout_s
         verify = httpx.create_ssl_context(verify=ca_file) if ca_file else httpx.create_ssl_context()
-        self._http = httpx.Client(
-            base_url=self.url,
-            timeout=timeout_s,
-            transport=httpx.HTTPTransport(retries=connect_retries, verify=verify),
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=timeout_s,
+                transport=httpx.HTTPTransport(retries=connect_retries, verify=verify),
+            )
+        except httpx.InvalidURL as error:
+            raise GatewayError(f"gateway {self.url}: expected a URL, seen none ({error})") from error
 
     def __enter__(self) -> Gateway:
         return self
@@ -170,7 +175,7 @@ class Gateway:
         """Yield the same proxy, called with another key; connections are shared."""
         other = object.__new__(Gateway)
         other.url, other._http, other._completion_timeout_s = self.url, self._http, self._completion_timeout_s
-        other._key = key
+        other._key = _sendable(key, self.url)
         yield other
 
     @property
@@ -192,7 +197,7 @@ class Gateway:
         headers = {"authorization": f"Bearer {self._key}"}
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         try:
-            return self._http.request(method, path, params=params, json=json, headers=headers, timeout=timeout)
+            response = self._http.request(method, path, params=params, json=json, headers=headers, timeout=timeout)
         except httpx.TimeoutException as error:
             raise GatewayDownError(
                 f"gateway {self.url} gave no answer to {method} {path.partition('?')[0]} in time"
@@ -200,6 +205,13 @@ class Gateway:
             ) from error
         except httpx.HTTPError as error:
             raise GatewayDownError(f"gateway {self.url} is not reachable ({error})") from error
+        if response.status_code in _PASSED_ON and isinstance(_body(response), str):
+            # LiteLLM words its errors as JSON: a web server in front of it got nothing, and knows of no seat.
+            raise GatewayDownError(
+                f"gateway {self.url} is not reachable: what stands in front of it answered {method}"
+                f" {path.partition('?')[0]} with {response.status_code}"
+            )
+        return response
 
     def _call(
         self,
@@ -211,6 +223,12 @@ class Gateway:
     ) -> Json:
         response = self._send(method, path, params=params, json=json)
         body = _body(response)
+        if response.is_success and isinstance(body, str):
+            raise GatewayError(
+                f"gateway {self.url}: {method} {path} answered {response.status_code} with no JSON: is this a LiteLLM"
+                " proxy?",
+                status=response.status_code,
+            )
         if response.is_success:
             return body
         verdict = classify(response.status_code, body)
@@ -393,6 +411,15 @@ class Gateway:
         response = self._send("GET", "/health/readiness")
         body = _body(response)
         return response.is_success and isinstance(body, Mapping) and body.get("db") == "connected"
+
+
+def _sendable(key: str, url: str) -> str:
+    """Return a key that can be sent; the HTTP library would quote one that cannot in its error."""
+    if not key or not all("!" <= character <= "~" for character in key):
+        raise GatewayError(
+            f"gateway {url}: the key is empty, or has characters that no header can carry (a line break at its end?)"
+        )
+    return key
 
 
 def _body(response: httpx.Response) -> Json:

@@ -21,8 +21,10 @@ class LockTimeoutError(RuntimeError):
 
 def lock_directory() -> Path:
     """Return the directory of lock files: of this user only, in the runtime directory where there is one."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    directory = Path(base) / f"seatfleet-{os.getuid()}"
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "-")
+    # It goes with the user's last session, and the variable stays (tmux, cron, su).
+    base = runtime if runtime.is_absolute() and runtime.is_dir() else Path(tempfile.gettempdir())
+    directory = base / f"seatfleet-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.lstat().st_uid != os.getuid() or directory.is_symlink():
         raise LockTimeoutError(f"{directory} belongs to somebody else; remove it, or set XDG_RUNTIME_DIR")

@@ -41,7 +41,8 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     """Read an inventory directory or file.
 
     Raises:
-        ProblemsError: the inventory is not there, or ``ansible-inventory`` cannot read it.
+        ProblemsError: the inventory is not there, has no host (within the limit), or ``ansible-inventory`` cannot read
+            it.
     """
     if not source.exists():
         raise ProblemsError([Problem(str(source), "", "inventory", "a directory or file", "nothing there")])
@@ -53,6 +54,8 @@ def read_inventory(source: Path, limit: str | None = None) -> Inventory:
     for host, groups in depths.items():
         # Ansible's own variable of this name, which the listing leaves out.
         hosts.setdefault(host, {})["group_names"] = sorted(groups.keys() - {"all"})
+    if not hosts:
+        raise ProblemsError([Problem(str(source), "", "limit" if limit else "inventory", "at least one host", "none")])
     return Inventory(hosts, listing, Origins(depths, [directory, project], project), project)
 
 
@@ -89,10 +92,12 @@ def _broken_files(source: Path, project: Path) -> Iterator[Problem]:
     """Yield the files beside an inventory that are not YAML: ``ansible-inventory`` does not name them."""
     directory = source if source.is_dir() else source.parent
     for file in sorted([*directory.glob("*.yml"), *directory.glob("*_vars/**/*.yml")]):
+        resolved = file.resolve()
+        shown = resolved.relative_to(project) if resolved.is_relative_to(project) else file
         try:
             yaml.compose(file.read_text(encoding="utf-8"), Loader=FastLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            resolved = file.resolve()
-            shown = resolved.relative_to(project) if resolved.is_relative_to(project) else file
             yield Problem(f"{shown}:{mark.line + 1 if mark else 1}", "", "", "YAML", error.problem or str(error))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:  # no text at all
+            yield Problem(str(shown), "", "", "YAML", " ".join(str(error).split()))

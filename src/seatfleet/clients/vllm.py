@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -174,7 +175,11 @@ def _logprobs(block: Mapping[str, Any] | None) -> Iterator[tuple[float, float | 
 
 
 class SeatClient:
-    """Talks to one seat. Close it, or use it as a context manager."""
+    """Talks to one seat. Close it, or use it as a context manager.
+
+    Raises:
+        SeatError: ``base_url`` is no URL.
+    """
 
     def __init__(self, base_url: str, api_key: str | None, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -183,9 +188,12 @@ class SeatClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # verify=False: building a TLS context costs 40 ms CPU and a seat is plain HTTP on the host itself;
         # trust_env=False: an http_proxy of the environment must not see requests to the seat.
-        self._http = httpx.Client(
-            base_url=base_url, headers=headers, verify=base_url.startswith("https:"), trust_env=False
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=base_url, headers=headers, verify=base_url.startswith("https:"), trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise SeatError(Kind.BAD_REQUEST, base_url, f"no URL: {error}") from error
 
     def __enter__(self) -> Self:
         """Return the client itself."""
@@ -245,9 +253,10 @@ class SeatClient:
             raise SeatError(Kind.MALFORMED, what, "no choices")
         draft = _Draft()
         elapsed = time.monotonic() - began
-        draft.add(answer, elapsed)
-        draft.ttft_s, draft.chunks = None, []
-        return self._counted(draft.completion(elapsed))
+        with _reading(what):
+            draft.add(answer, elapsed)
+            draft.ttft_s, draft.chunks = None, []
+            return self._counted(draft.completion(elapsed))
 
     def stream(self, body: Mapping[str, Any]) -> Completion:
         """Send one chat request and read the answer as a stream.
@@ -265,18 +274,25 @@ class SeatClient:
                 if response.status_code != 200:
                     response.read()
                     raise _status_error(what, response)
-                for event in _events(what, response.iter_lines()):
-                    at_s = time.monotonic() - began
-                    if at_s > self.limits.request:
-                        raise SeatError(Kind.TIMEOUT, what, f"not finished after {at_s:.0f} s")
-                    draft.add(event, at_s)
+                # A comment line keeps the connection from timing out, and is no token: the limit holds for every line.
+                for event in _events(what, self._in_time(what, response.iter_lines(), began)):
+                    with _reading(what):
+                        draft.add(event, time.monotonic() - began)
         except httpx.HTTPError as error:
             raise _transport_error(what, error, streaming=True, tokens=draft.chunks != []) from error
         if draft.finish_reason is None:
             raise SeatError(
                 Kind.CUT, what, f"the stream ended after {len(draft.chunks)} chunks without a finish reason"
             )
-        return self._counted(draft.completion(time.monotonic() - began))
+        with _reading(what):
+            return self._counted(draft.completion(time.monotonic() - began))
+
+    def _in_time(self, what: str, lines: Iterable[str], began: float) -> Iterator[str]:
+        for line in lines:
+            passed = time.monotonic() - began
+            if passed > self.limits.request:
+                raise SeatError(Kind.TIMEOUT, what, f"not finished after {passed:.0f} s")
+            yield line
 
     def _counted(self, completion: Completion) -> Completion:
         self.spent += completion.prompt_tokens + completion.completion_tokens
@@ -304,6 +320,15 @@ class SeatClient:
             raise SeatError(Kind.NOT_JSON, what, repr(response.text[:120])) from error
 
 
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Make a :class:`SeatError` of a field that is of another type than OpenAI's API says."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SeatError(Kind.MALFORMED, what, f"a field of another form: {error!r}") from error
+
+
 def _events(what: str, lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
     """Yield the JSON objects of a server-sent event stream; vLLM reports a dead engine inside it with status 200."""
     for line in lines:
@@ -328,6 +353,8 @@ def _transport_error(what: str, error: httpx.HTTPError, *, streaming: bool = Fal
         return SeatError(Kind.CONNECT_TIMEOUT, what)
     if isinstance(error, httpx.ConnectError):
         return SeatError(Kind.REFUSED, what, str(error))
+    if isinstance(error, httpx.LocalProtocolError):  # its text quotes the header, which may be the API key
+        return SeatError(Kind.BAD_REQUEST, what, "it cannot be sent: a line break in the API key?")
     if isinstance(error, httpx.TimeoutException):
         return SeatError(Kind.TIMEOUT, what, "mid-stream" if tokens else "")
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):

@@ -140,10 +140,11 @@ def run(args: argparse.Namespace) -> int:
     from seatfleet.campaign.rawdata import RawError
     from seatfleet.campaign.seats import SeatFailed
     from seatfleet.clients.vllm import SeatError
+    from seatfleet.core.seat.rollout import RolloutError
 
     try:
         return verb(args)
-    except SeatError as error:
+    except (SeatError, RolloutError) as error:
         print(f"seatctl campaign: {error}", file=sys.stderr)
         return EXIT_STOPPED
     except Refusal as error:
@@ -169,7 +170,7 @@ def _read_definition(file: Path, name: str) -> tuple[Definition, Mapping[str, An
 
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ProblemsError([Problem(str(file), "", "", "YAML with a mapping `campaigns`", str(error))]) from error
     campaigns = content.get("campaigns") if isinstance(content, dict) else None
     if not isinstance(campaigns, dict) or name not in campaigns:

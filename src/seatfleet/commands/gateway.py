@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from seatfleet.core.tables import aligned
+
 if TYPE_CHECKING:
     from seatfleet.clients.gateway import Gateway
     from seatfleet.core.gateway.keys import KeyState
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         names = [name.lower().replace(" ", "_") for name in head]
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
     else:
-        print(_aligned([head, *rows]))
+        print("\n".join(aligned([head, *rows])))
     return 0 if rows else 1
 
 
@@ -108,10 +110,3 @@ def _state(key: KeyState) -> str:
     words += [f"expires {key.expires}"] if key.expires else []
     words += [f"spent {key.spend:g} of {key.max_budget:g}"] if key.max_budget is not None else []
     return ", ".join(words) or "ok"
-
-
-def _aligned(rows: Sequence[Row]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

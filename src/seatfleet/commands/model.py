@@ -161,8 +161,10 @@ def _verify(args: argparse.Namespace) -> None:
 
 def _tensors(args: argparse.Namespace) -> None:
     from seatfleet.core.model import tensors
-    from seatfleet.core.problems import ProblemsError
+    from seatfleet.core.problems import Problem, ProblemsError
 
+    if not args.directory.is_dir():
+        raise ProblemsError([Problem(str(args.directory), "checkpoint", "", "a directory", "none")])
     checkpoint, problems = tensors.read_checkpoint(args.directory)
     needs = _needs(args)
     if problems := [*problems, *tensors.check(checkpoint, needs, str(args.directory))]:
@@ -174,9 +176,12 @@ def _tensors(args: argparse.Namespace) -> None:
 def _needs(args: argparse.Namespace) -> list[Need]:
     from seatfleet.clients.model_fetch import catalogue_entry
     from seatfleet.core.model.tensors import Need, needs_of
+    from seatfleet.core.problems import Problem, ProblemsError
 
     named = needs_of(catalogue_entry(_project(args), args.name)) if args.name else []
     parts = [written.partition("=") for written in args.need]
+    if wrong := [count for _, _, count in parts if count and not count.isdecimal()]:
+        raise ProblemsError([Problem("--need", "", "", "PREFIX=COUNT with an integer", wrong[0])])
     return [*named, *(Need(prefix, int(count) if count else None) for prefix, _, count in parts)]
 
 
@@ -211,6 +216,8 @@ def _read(path: Path) -> Manifest:
         raise ProblemsError([Problem(str(path), "model manifest", "", expected, str(error.strerror))]) from error
     except ValueError as error:
         raise ProblemsError([Problem(str(path), "model manifest", "", "JSON", str(error))]) from error
+    if not isinstance(content, dict):
+        raise ProblemsError([Problem(str(path), "model manifest", "", "a JSON object", type(content).__name__)])
     return load_manifest(content, str(path))
 
 

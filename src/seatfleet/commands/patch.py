@@ -192,7 +192,10 @@ class Wheel:
 
     def __init__(self, path: Path, distributions: Iterable[str]) -> None:
         self.path, known = path, set(distributions)
-        self._zip = zipfile.ZipFile(path) if path.is_file() else None
+        try:
+            self._zip = zipfile.ZipFile(path) if path.is_file() else None
+        except zipfile.BadZipFile as error:
+            raise PatchError([Problem(str(path), "wheel", "", "a wheel or an unpacked one", str(error))]) from error
         names = self._zip.namelist() if self._zip else [str(p.relative_to(path)) for p in path.glob("*.dist-info/*")]
         infos = {name.split("/")[0] for name in names if re.match(r"[^/]+\.dist-info/", name)}
         infos = {info for info in infos if info.split("-")[0] in known}
@@ -299,9 +302,12 @@ def _read_series(path: Path) -> Series:
     file = path / "series.yml" if path.is_dir() else path
     try:
         text = file.read_text()
-    except OSError as error:
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise PatchError([Problem(str(file), "series", "", "a readable file", str(error))]) from error
-    return patches.load_series(json.loads(text) if file.suffix == ".json" else yaml.safe_load(text), str(file))
+    if not isinstance(content, dict):
+        raise PatchError([Problem(str(file), "series", "", "a mapping", type(content).__name__)])
+    return patches.load_series(content, str(file))
 
 
 def _name_of(folder: Path) -> tuple[str, str]:

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.units import parse_positive, parse_size
+
 if TYPE_CHECKING:
     from seatfleet.core.model.planner import Engine, Layout, Plan
 
@@ -25,14 +27,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, help="the model's directory or config.json")
     parser.add_argument("--drafter", type=Path, help="the drafter's directory or config.json")
     parser.add_argument("--kv", required=True, metavar="SIZE", help="KV cache memory of one GPU, such as 14GiB")
-    parser.add_argument("--max-model-len", type=int, required=True, metavar="N", help="context length in tokens")
+    parser.add_argument(
+        "--max-model-len", type=parse_positive, required=True, metavar="N", help="context length in tokens"
+    )
     parser.add_argument("--vllm", required=True, metavar="VERSION", help="vLLM's version, such as 0.33.0")
     parser.add_argument("--method", help="speculative method: mtp, dflash, draft_model, eagle3 ...")
-    parser.add_argument("-k", type=int, default=0, metavar="N", help="speculative tokens")
+    parser.add_argument("-k", type=parse_positive, default=0, metavar="N", help="speculative tokens")
     parser.add_argument("--no-prefix-caching", action="store_true", help="the seat has prefix caching off")
-    parser.add_argument("--block-size", type=int, metavar="N", help="a declared block size")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="N")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
+    parser.add_argument("--block-size", type=parse_positive, metavar="N", help="a declared block size")
+    parser.add_argument("--max-num-batched-tokens", type=parse_positive, default=8192, metavar="N")
+    parser.add_argument("--tensor-parallel-size", type=parse_positive, default=1, metavar="N")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
     parser.add_argument("--mamba-ssm-cache-dtype", default="auto", metavar="TYPE")
     parser.add_argument("--padded", action="store_true", help="a patched release that pads pages which do not divide")
@@ -104,7 +108,6 @@ def run(args: argparse.Namespace) -> int:
     from seatfleet.core.model.modelconfig import UnknownModelError, parse_config
     from seatfleet.core.model.planner import PlanError, largest_length, layout_of, least_bytes, plan
     from seatfleet.core.problems import Problem, ProblemsError
-    from seatfleet.core.units import parse_size
 
     try:
         kv_bytes = parse_size(args.kv)

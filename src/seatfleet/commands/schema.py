@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check is None:
         print(text, end="")
         return 0
-    if args.check.is_file() and args.check.read_text(encoding="utf-8") == text:
+    if args.check.is_file() and args.check.read_bytes() == text.encode():
         return 0
     print(f"{args.check}: out of date, run `make docs`", file=sys.stderr)
     return 1

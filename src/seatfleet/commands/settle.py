@@ -46,7 +46,12 @@ def _settle(seat: str) -> int:
     if LocalMachine().start_under_way():
         return 0
     unproven = link_target(paths.current)
-    if good := settle(paths):
+    try:
+        good = settle(paths)
+    except OSError as error:  # a full disk: what is current starts
+        print(f"seatctl settle: {unproven} was never proven, and could not be left: {error}", file=sys.stderr)
+        return 0
+    if good:
         print(f"generation {unproven} was never proven and no rollout is under way: starting {good}")
     return 0
 

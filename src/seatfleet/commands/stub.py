@@ -23,8 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until the process is ended."""
+    from seatfleet.core.problems import Problem, ProblemsError
     from seatfleet.core.seat.stub import SeatStub
 
+    if not 0 <= args.port < 1 << 16:
+        raise ProblemsError([Problem("--port", "", "", "a TCP port", str(args.port))])
     with SeatStub(args.port, args.retry_after) as server:
         server.serve_forever()
     return 0

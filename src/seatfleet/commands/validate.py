@@ -15,6 +15,7 @@ from ..clients.inventory import default_inventory, read_inventory
 from ..clients.project_files import ProjectFiles
 from ..core.inventory.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.inventory.seat import Seat
+from ..core.tables import aligned
 from ..core.units import format_size
 
 HELP = "check the inventory: every problem at once, with file and line"
@@ -68,7 +69,7 @@ def as_text(report: Report, hosts: Sequence[str] | None) -> str:
     """Return the table of seats and the list of what was not checked."""
     seats, items = chosen_seats(report, hosts), skipped(report, hosts)
     header = ("host", "seat", "model", "release", "gpus", "port", "context", "KV", "drafts", "aliases")
-    lines = table(header, [_row(seat, report) for seat in seats])
+    lines = list(aligned([header, *(_row(seat, report) for seat in seats)]))
     verdict = f"{len(seats)} seat{'s' if len(seats) != 1 else ''}, no problem found"
     lines += ["", f"{verdict}, {len(items)} not checked:" if items else f"{verdict}, everything checked"]
     lines += [f"  {'blocks a deploy: ' if item.blocks else ''}{item}" for item in items]
@@ -82,13 +83,6 @@ def as_json(report: Report, hosts: Sequence[str] | None) -> str:
         for seat in chosen_seats(report, hosts)
     ]
     return json.dumps({"seats": seats, "not_checked": [vars(item) for item in skipped(report, hosts)]}, indent=2)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with columns as wide as their widest cell."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows))
-    return ["  ".join(row).rstrip() for row in cells]
 
 
 def _row(seat: Seat, report: Report) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.journal is None and args.seat not in (known := seats_on_disk()):
         expected = f"a seat of this host ({', '.join(known) or 'it has none'})"
         raise ProblemsError([Problem("", "", "", expected, args.seat)])
-    lines = args.journal.read_text().splitlines() if args.journal else _journal(unit)
+    lines = args.journal.read_text(errors="replace").splitlines() if args.journal else _journal(unit)
     seen = None if args.journal else LocalMachine().unit_state(unit)
     state = f"{unit} is {seen}" if seen else "from a file"
     if seen and stopped.out_of_service(args.seat, seen.active):
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         if args.journal is None:
             asked = _kernel_journal(*window(start.began, start.last))
             return kernel_lines(asked, start, unit, _cards(args.seat) if asked else None)
-        return kernel_lines(args.kernel.read_text().splitlines() if args.kernel else (), start, unit)
+        return kernel_lines(args.kernel.read_text(errors="replace").splitlines() if args.kernel else (), start, unit)
 
     looked = (failed_start(starts(lines), explain, kernel), failed_probe(history, explain), guarded(mark, explain))
     failures = [found for found in looked if found]
@@ -118,6 +118,14 @@ def _cards(seat: str) -> frozenset[str] | None:
 
 
 def _read(fields: str, *what: str) -> list[str]:
-    command = ["journalctl", "--no-pager", "--output=json", f"--output-fields={fields}", f"--lines={JOURNAL_LINES}"]
+    # --all: what is longer than 4,096 bytes would come as null, and a refused parser or a dumped configuration is.
+    command = [
+        "journalctl",
+        "--no-pager",
+        "--all",
+        "--output=json",
+        f"--output-fields={fields}",
+        f"--lines={JOURNAL_LINES}",
+    ]
     done = subprocess.run([*command, *what], capture_output=True, timeout=_JOURNAL_TIMEOUT_S, check=False)
     return done.stdout.decode(errors="replace").splitlines()

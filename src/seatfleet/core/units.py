@@ -25,6 +25,18 @@ def parse_size(text: object) -> int:
     return int(match[1]) * (MIB if match[2] == "MiB" else GIB)
 
 
+def parse_positive(text: str) -> int:
+    """Return an integer above zero, for options of the command line.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"expected an integer above zero, seen {text!r}")
+    return number
+
+
 def format_gib(size: int) -> str:
     """Return bytes as GiB with two decimals, for messages: ``14.00 GiB``."""
     return f"{size / GIB:.2f} GiB"

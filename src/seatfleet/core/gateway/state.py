@@ -314,7 +314,9 @@ def plan_aliases(
             problems += [_foreign_problem(want, item) for item in blocking]
             handled |= {item.id for item in same}
             continue
-        step, keep, retire = _plan_one(want, same, live)
+        # Names with hyphens: alias next-x of seat flash has the id of alias x of seat flash-next.
+        taken = {*(item.id for item in live), *(step.id for step in steps)}
+        step, keep, retire = _plan_one(want, same, taken)
         handled |= {item.id for item in same}
         if step is not None:
             steps.append(step)
@@ -359,7 +361,7 @@ def plan_close(live: Sequence[LiveDeployment], wanted: Sequence[WantedAlias]) ->
             left = [item for item in ours if item is not there[0]]
             steps += [Step("delete", want.alias, item.id, "its seat restarts") for item in left]
             continue
-        revision = _free_revision(want, live)
+        revision = _free_revision(want, {*(item.id for item in live), *(step.id for step in steps)})
         retire = tuple(item.id for item in ours)
         why = f"the seat restarts: calls go to {want.api_base}"
         step = Step("replace", want.alias, want.deployment_id(revision), why, want, revision, retire)
@@ -388,7 +390,7 @@ def closed_alias(
 
 
 def _plan_one(
-    want: WantedAlias, same: Sequence[LiveDeployment], live: Sequence[LiveDeployment]
+    want: WantedAlias, same: Sequence[LiveDeployment], taken: Collection[str]
 ) -> tuple[Step | None, LiveDeployment | None, list[LiveDeployment]]:
     """Return (create or replace, the deployment to keep, others to delete) for one alias."""
     exact = [
@@ -399,7 +401,7 @@ def _plan_one(
     if exact:
         keep = max(exact, key=lambda item: item.revision)
         return None, keep, [item for item in same if item.id != keep.id]
-    revision = _free_revision(want, live)
+    revision = _free_revision(want, taken)
     new_id = want.deployment_id(revision)
     if not same:
         return Step("create", want.alias, new_id, f"seat {want.seat} on {want.host}", want, revision), None, []
@@ -414,11 +416,10 @@ def _plan_one(
     return Step("replace", want.alias, new_id, why, want, revision, retire, changes), None, []
 
 
-def _free_revision(want: WantedAlias, live: Iterable[LiveDeployment]) -> int:
-    """Return 1 when the stable id is free, else one more than the highest revision in use."""
-    used = [1 if item.id == want.base_id else 0 for item in live]
-    form = re.compile(re.escape(want.base_id) + r"@([0-9]+)")
-    used += [int(match[1]) for item in live if (match := form.fullmatch(item.id))]
+def _free_revision(want: WantedAlias, taken: Iterable[str]) -> int:
+    """Return 1 when the stable id is free, else one more than the highest revision in use; ``taken`` are all ids."""
+    form = re.compile(re.escape(want.base_id) + r"(?:@([0-9]+))?")
+    used = [int(match[1] or 1) for one in taken if (match := form.fullmatch(one))]
     return 1 + max(used, default=0)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..tables import aligned
+
 _SECRET = re.compile(r"sk-[^\s\"',]+")
 SCOPES = {
     "key_model_access_denied": ("key_scope", "the key's list does not allow this alias: grant it at the seat's alias"),
@@ -192,7 +194,7 @@ def faulty_aliases(cells: Iterable[Cell]) -> list[str]:
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """Return the cells as an aligned text table, failures first in no way: the order is kept."""
+    """Return the cells as an aligned text table, in their order."""
     if not cells:
         return "no aliases here, nothing to prove"
     rows = [("KEY", "ALIAS", "EXPECTED", "RESULT", "DEPLOYMENT", "WHAT IT MEANS")]
@@ -207,8 +209,4 @@ def table(cells: Sequence[Cell]) -> str:
         )
         for cell in cells
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "\n".join(
-        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[5]]).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned(rows))

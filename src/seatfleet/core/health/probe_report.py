@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..tables import aligned
+
 SCHEMA = "seatfleet.probe/1"
 
 LEVELS = ("passive", "ready", "identity", "acceptance", "prefix")
@@ -166,9 +168,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     """
     if not results:
         return "no seats here, nothing was probed"
-    rows = [_COLUMNS, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = list(aligned([_COLUMNS, *(_row(result) for result in results)]))
     for result in results:
         seat = f"{result.get('host')}/{result.get('seat')}"
         if result.get("cause"):

@@ -127,7 +127,7 @@ def _detailed(card: Gpu, row: list[str]) -> Gpu:
 
 def _unknown(text: str) -> bool:
     """Say whether a cell is no value: ``[N/A]`` on unified memory, ``[Unknown Error]``, ``[GPU is lost]`` and so on."""
-    return text in {"", "N/A"} or text.startswith("[")
+    return text in {"", "N/A", "Unknown Error"} or text.startswith("[")
 
 
 def _mebibytes(text: str) -> int | None:

@@ -176,20 +176,28 @@ class Host:
         places = [self.root / "sys/fs/cgroup" / tree / "system.slice" / unit for tree in ("", "unified")]
         return next((place for place in places if place.is_dir()), places[0])
 
-    def put_away(self, seat: Guarded, mark: Mapping[str, Any]) -> None:
-        """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port."""
+    def put_away(self, seat: Guarded, mark: Mapping[str, Any]) -> OSError | None:
+        """Mark a killed seat, keep systemd from starting it again, and let the stub answer on its port.
+
+        Return why it cannot be marked, on a full disk: that is no reason to have it started into the same memory.
+        """
         path, paths = marker(seat.name, self.root), SeatPaths(seat.name, self.root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # It was started by hand since.
-        stopped.clear(seat.name, self.root)
         generation = link_target(paths.current)
         # Not the declared port, which a change that was taken back leaves as it is: the alias leads to this one.
         port = ((read_manifest(paths, generation) if generation else None) or {}).get("port", seat.port)
-        write_atomic(path, json.dumps({**mark, "seat": seat.name, "generation": generation}, indent=1) + "\n")
+        failure = None
+        try:
+            # It was started by hand since.
+            stopped.clear(seat.name, self.root)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps({**mark, "seat": seat.name, "generation": generation}, indent=1) + "\n")
+        except OSError as error:
+            failure = error
         # A stop also takes back the restart that systemd has planned.
         self._systemctl("stop", unit_name(seat.name))
         self._systemctl("disable", "--quiet", unit_name(seat.name))
         self._systemctl("start", "--no-block", stub_unit(port))
+        return failure
 
     @staticmethod
     def _systemctl(*arguments: str) -> None:
@@ -257,7 +265,8 @@ class Guard:
         self.say(f"killed seat {victim.name}: {why}")
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         mark = {"at": at, "why": why, "available": free, "floor": self.config.floor, "killed_in_ms": took_ms}
-        self.host.put_away(victim, mark)
+        if failure := self.host.put_away(victim, mark):
+            self.say(f"seat {victim.name} cannot be marked, so that a rollout would start it again: {failure}")
 
 
 def protect() -> list[str]:

@@ -118,7 +118,7 @@ class HeadLink:
         with self._lock:
             self._start = seen.id if generation else None
             self._generation = generation
-            why = self._heard.verdict(self._start, self.config.follower[0], time.time())
+            why = self._heard.verdict(self._start, self.config.follower[0], time.monotonic())
         if why is not None:
             self._say(f"{ENDED}{why}")
             LocalMachine().kill(self.paths.unit.name)
@@ -128,8 +128,9 @@ class HeadLink:
     def hear(self, report: Report) -> Answer:
         """Take a report, write down what is known, and return the answer."""
         with self._lock:
-            self._heard = self._heard.hear(report, self._start, time.time())
+            self._heard = self._heard.hear(report, self._start, time.monotonic())
             known = {
+                # Of the clock that nobody sets, alike in all processes; the file is gone with a boot, as it is.
                 "at": self._heard.at,
                 "joined": self._heard.joined,
                 "follower": self.config.follower[0],

@@ -294,7 +294,7 @@ def _link_problems(manifest: Mapping[str, Any]) -> list[str]:
     if hosts is None or hosts.own != hosts.head:
         return []
     heard = read_linked(SeatPaths(manifest["seat"]))
-    return link.obstacles(heard, manifest["generation"], hosts.follower[0], time.time())
+    return link.obstacles(heard, manifest["generation"], hosts.follower[0], time.monotonic())
 
 
 def _patch_problems(release: Path) -> list[str]:

@@ -62,7 +62,9 @@ KV_LAYOUT = Record(
         Field("block_bytes", Integer(1, 1 << 40), "Bytes of one block over all layers.", required=True),
         Field(
             "full",
-            Items(Integer(1, 1_000_000), "tokens per block, one entry per group of full attention", unique=False),
+            Items(
+                Integer(1, 1_000_000), "tokens per block, one entry per group of full attention", least=1, unique=False
+            ),
             "Tokens per block of each group of full attention.",
             required=True,
         ),

@@ -311,7 +311,7 @@ def _read_host(host: str, variables: Mapping[str, Any], locate: Locate, report: 
         )
         shared = {}
     for name, written in seats.items():
-        item = _Item(host, str(name), read_seat(str(name), host, written, presets), locate, shared)
+        item = _Item(host, str(name), read_seat(name, host, written, presets), locate, shared)
         for problem in seat_problems(item.name, host, item.read, lambda path: locate(host, path)):
             report.add(problem, [host])
         for path in item.read.findings.unknown_yet:

@@ -272,6 +272,8 @@ class Plain(Kind):
             return [self.read(item, (*at, str(index)), findings) for index, item in enumerate(value)]
         if isinstance(value, (datetime.date, datetime.datetime)):
             return findings.add(at, "text in quotes (YAML reads this as a date)", show(str(value)))
+        if isinstance(value, float) and not math.isfinite(value):
+            return findings.add(at, "a finite number", show(value))
         if value is None or isinstance(value, (str, int, float)):
             return value
         return findings.add(at, self.expected, show(value))

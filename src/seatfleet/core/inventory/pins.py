@@ -86,7 +86,7 @@ def doubts(seat: Seat, version: str | None, text: bytes | None) -> list[str]:
         return [f"{name}: {error}"]
     found = [f"the pin's evidence is stale, {line}" for line in stale(subject, _known(seat, subject))]
     probed = str(subject.get("release_id"))
-    if version is not None and not probed.startswith(version):
+    if version is not None and probed.rpartition("-")[0] != version:
         found.append(f"the pin's evidence is stale, release: probed with {probed!r}, now vLLM {version}")
     if seat.kv_cache_memory > pin:
         found.append(f"the pin is {format_gib(seat.kv_cache_memory)}, the evidence proposes {format_gib(pin)}")

@@ -62,6 +62,8 @@ _WORD = Text("a word as vLLM spells it", r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 #: Names that mean something else to the gateway, to systemd or to our own directories.
 RESERVED_SEATS = ("current", "previous", "generations", "all", "none", "default")
+#: A seat of such a name would boot its variants in the unit that runs the campaign of another one.
+RESERVED_PREFIX = "run-"
 RESERVED_ALIASES = ("all-proxy-models", "all-team-models", "no-default-models")
 
 EVIDENCE = Record(
@@ -739,25 +741,27 @@ class Read:
     values: Mapping[str, Any] = field(default_factory=dict)  # of every field; INVALID where it could not be read
 
 
-def read_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Read:
-    """Check one seat and return everything found; nothing is raised."""
+def read_seat(name: object, host: str, written: object, presets: Presets | None = None) -> Read:
+    """Check one seat and return everything found; nothing is raised. ``name`` is as YAML read it, which may be 8022."""
     presets = presets or Presets()
     findings = Findings()
     if not isinstance(written, Mapping):
         findings.add((), SEAT.expected, show(written))
-        return Read(None, Merged({}, {(): ("seats", name)}), findings)
-    merged = merge(name, written, presets)
+        return Read(None, Merged({}, {(): ("seats", str(name))}), findings)
+    merged = merge(str(name), written, presets)
     profile = merged.content.get("profile")
     if isinstance(profile, str) and not is_template(profile) and profile not in presets.profiles:
         known = f"a profile of seat_profiles{did_you_mean(profile, presets.profiles)}"
         findings.add(("profile",), known, show(profile))
-    if _NAME.convert(name, (), Findings()) is INVALID or name in RESERVED_SEATS:
-        findings.add((), f"{_NAME.expected}, none of {', '.join(RESERVED_SEATS)}", show(name))
+    checked = _NAME.convert(name, (), Findings())
+    if checked is INVALID or checked in RESERVED_SEATS or checked.startswith(RESERVED_PREFIX):
+        reserved = f"none of {', '.join(RESERVED_SEATS)}, none that begins with {RESERVED_PREFIX}"
+        findings.add((), f"{_NAME.expected}, in quotes if it is a number, {reserved}", show(name))
     values = SEAT.convert(merged.content, (), findings)
     for rule in RULES:
         rule(values, findings)
     complete = not (findings.wrong or findings.unknown_yet or findings.placeholders)
-    return Read(_build(name, host, values) if complete else None, merged, findings, values)
+    return Read(_build(str(name), host, values) if complete else None, merged, findings, values)
 
 
 def load_seat(name: str, host: str, written: object, presets: Presets | None = None) -> Seat:

@@ -86,7 +86,7 @@ def parse_config(config: Mapping[str, Any]) -> Model:
         dtype=(dtype or "bfloat16").removeprefix("torch."),
         attention=_attention(inner, kinds),
         recurrent=_gated_delta_net(inner, linear) if linear else None,
-        mtp_layers=int(inner.get("mtp_num_hidden_layers") or inner.get("num_nextn_predict_layers") or 0),
+        mtp_layers=_optional(inner, "mtp_num_hidden_layers") or _optional(inner, "num_nextn_predict_layers") or 0,
         native_context=inner.get("max_position_embeddings"),
         compared=model_type in COMPARED,
     )
@@ -98,6 +98,11 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     raise UnknownModelError(f"config.json has no {' or '.join(names)}")
+
+
+def _optional(config: Mapping[str, Any], name: str) -> int | None:
+    """Return a number, None where there is none (null and 0 are none)."""
+    return _number(config, name) if config.get(name) else None
 
 
 _KINDS = {
@@ -130,13 +135,15 @@ def _layer_kinds(config: Mapping[str, Any], model_type: str) -> list[str]:
         unknown = sorted({str(name) for name in types} - _KINDS.keys())
         if unknown:
             raise UnknownModelError(f"{model_type} has layers of type {', '.join(unknown)}")
-        return [_KINDS[name] for name in types]
+        if len(types) < count:
+            raise UnknownModelError(f"{model_type} has {count} layers, and layer_types names {len(types)}")
+        return [_KINDS[name] for name in types[:count]]
     window = config.get("sliding_window")
-    pattern = config.get("sliding_window_pattern")
-    interval = config.get("full_attention_interval")
-    if isinstance(interval, int) and "linear_num_value_heads" in config:
+    pattern = _optional(config, "sliding_window_pattern")
+    interval = _optional(config, "full_attention_interval")
+    if interval and "linear_num_value_heads" in config:
         return ["full" if (index + 1) % interval == 0 else "linear" for index in range(count)]
-    if window and isinstance(pattern, int):
+    if window and pattern:
         return ["full" if (index + 1) % pattern == 0 else "window" for index in range(count)]
     if window and config.get("use_sliding_window") is not False:
         if model_type not in _UNIFORM_WINDOW:
@@ -155,13 +162,13 @@ def _attention(config: Mapping[str, Any], kinds: list[str]) -> tuple[Attention, 
             found.append(Attention(layers, 1, latent, 0, latent=True))
             continue
         heads = _number(config, "num_attention_heads")
-        dim = config.get("head_dim") or _number(config, "hidden_size") // heads
+        dim = _optional(config, "head_dim") or max(1, _number(config, "hidden_size") // heads)
         found.append(
             Attention(
                 layers,
-                config.get("num_key_value_heads") or heads,
-                int(dim),
-                int(config.get("v_head_dim") or dim),
+                _optional(config, "num_key_value_heads") or heads,
+                dim,
+                _optional(config, "v_head_dim") or dim,
                 window=_number(config, "sliding_window") if kind == "window" else None,
                 chunk=_number(config, "attention_chunk_size") if kind == "chunk" else None,
             )

@@ -374,13 +374,13 @@ def fitted_layout(facts: Mapping[str, Any]) -> Layout:
         UnknownModelError: a field is missing or of the wrong type.
     """
     full, fixed, size, build = (facts.get(name) for name in ("full", "fixed", "block_bytes", "build"))
-    if not (isinstance(full, list) and all(isinstance(one, int) and one > 0 for one in full)):
+    if not (isinstance(full, list) and full and all(isinstance(one, int) and one > 0 for one in full)):
         raise UnknownModelError("kv_layout.full must list the tokens per block of each full-attention group")
     if not isinstance(fixed, int) or not isinstance(size, int) or size <= 0 or not isinstance(build, str):
         raise UnknownModelError("kv_layout needs fixed, block_bytes (integers) and build (text)")
     groups = [Group(f"attention {index}", 1, Full(), tokens, size) for index, tokens in enumerate(full)]
     if fixed:
-        groups.append(Group("state", 1, Fixed(fixed), max(full, default=1), size))
+        groups.append(Group("state", 1, Fixed(fixed), max(full), size))
     return Layout(tuple(groups), size, "fitted", (f"fitted to {build}",))
 
 

@@ -11,6 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -81,7 +82,7 @@ def read_checkpoint(directory: Path) -> tuple[Checkpoint, list[Problem]]:
             problems.append(Problem(str(file), "checkpoint", "header", "a safetensors header", str(error)))
     index, config = _json(directory / INDEX, problems), _json(directory / "config.json", problems)
     listed = index.get("weight_map") if index else {name: tensor.file for name, tensor in tensors.items()}
-    if not isinstance(listed, Mapping):
+    if not isinstance(listed, Mapping) or not all(isinstance(file, str) for file in listed.values()):
         problems.append(
             Problem(str(directory / INDEX), "checkpoint", "weight_map", "tensor names to files", repr(listed))
         )
@@ -114,10 +115,13 @@ def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
         if size > _LARGEST_HEADER:
             raise ValueError(f"its length would be {size} bytes")
         header = json.loads(stream.read(size))
+    if not isinstance(header, dict):
+        raise ValueError("it is no mapping")
     end = 0
     for name, entry in header.items():
         if name != "__metadata__":
-            end = max(end, entry["data_offsets"][1])
+            _, stop = entry["data_offsets"]
+            end = max(end, stop)
             yield name, Tensor(entry["dtype"], tuple(entry["shape"]), file.name)
     if (found := file.stat().st_size) != 8 + size + end:
         raise ValueError(f"a file of {8 + size + end} bytes, seen {found}")
@@ -218,8 +222,9 @@ def is_ignored(layer: str, patterns: Iterable[str]) -> bool:
     """
     for pattern in patterns:
         if pattern.startswith("re:"):
-            if re.match(pattern[3:], layer):
-                return True
+            with suppress(re.error):  # vLLM says so at its start
+                if re.match(pattern[3:], layer):
+                    return True
         elif "*" in pattern:
             if fnmatchcase(layer, pattern):
                 return True

@@ -247,6 +247,13 @@ def _time(entry: Mapping[str, Any]) -> float:
 
 
 def _message(entry: Mapping[str, Any]) -> str:
-    message = entry.get("MESSAGE")
-    # The journal shows text that is no UTF-8, or has escape sequences, as a list of bytes.
-    return bytes(message).decode(errors="replace") if isinstance(message, list) else str(message or "")
+    return _words(entry.get("MESSAGE"))
+
+
+def _words(value: object) -> str:
+    """Return text; a list of bytes is text that is no UTF-8 or has escape sequences, any other one several values."""
+    if not isinstance(value, list):
+        return str(value or "")
+    if all(isinstance(one, int) for one in value):
+        return bytes(value).decode(errors="replace")
+    return " ".join(map(_words, value))

@@ -7,6 +7,7 @@ unified memory free means ``MemAvailable``: the driver's own figure leaves out p
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ CARDS_QUERY = ("--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,
 TOLERANCE = 256 * MIB
 #: Holders of host memory that are worth naming.
 LARGE = GIB
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def large_processes(pids: Collection[int], proc: Path = PROC) -> list[str]:
         if not process.name.isdigit() or int(process.name) in pids:
             continue
         try:
-            resident = int((process / "statm").read_text(encoding="ascii").split()[1]) * _PAGE
+            resident = int((process / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError, ValueError):  # gone meanwhile
             continue
         if resident >= LARGE:

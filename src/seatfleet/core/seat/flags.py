@@ -86,7 +86,7 @@ def _known(answer: Path) -> tuple[bool, str | None]:
         cause = json.loads(answer.read_text(encoding="utf-8"))["refused"]
     except (OSError, ValueError, KeyError):
         return False, None
-    return cause is None or age < REFUSAL_LIFETIME_S, cause
+    return cause is None or 0 <= age < REFUSAL_LIFETIME_S, cause
 
 
 def _ask(seat: str, release: Path, files: Mapping[str, str], script: str, run: Run) -> str | None:

@@ -136,7 +136,10 @@ def _text(content: Mapping[str, Any], name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Heard:
-    """The last report of the follower and when it came, on the head's host. ``joined`` is the start it was seen in."""
+    """The last report of the follower and when it came, on the head's host. ``joined`` is the start it was seen in.
+
+    Times are of the monotonic clock: a clock that is set must not look like silence.
+    """
 
     report: Report | None = None
     at: float = 0.0

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from ..gateway.verdict import DRAINING
@@ -53,6 +55,11 @@ class SeatStub(ThreadingHTTPServer):
         """Return how many callers were told to come back, as Prometheus text."""
         about = f"# HELP {REFUSED} Callers that were told to come back.\n# TYPE {REFUSED} counter\n"
         return f"{about}{REFUSED} {self._refused}\n"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Stay silent about callers that went away, like :meth:`_Handler.log_message`; a fault of ours is told."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            traceback.print_exc()
 
     def server_bind(self) -> None:
         """Bind for IPv4 and IPv6, where both are there."""
@@ -103,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _skip_body(self) -> bool:
         """Read what was sent, so that the connection can be used again; what has no known length ends it unread."""
         length = self.headers.get("content-length", "0")
-        if "transfer-encoding" in self.headers or not length.isdigit() or int(length) > _MAX_BODY:
+        if "transfer-encoding" in self.headers or not length.isdecimal() or int(length) > _MAX_BODY:
             self.close_connection = True
             return False
         left = int(length)
