@@ -42,6 +42,20 @@ def test_a_table_of_nothing_is_a_sentence() -> None:
         assert "  " not in table
 
 
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"said": ["seat a: restarted"]}, "seat a: restarted"),
+        ({"said": ["seat a: restarted"], "msg": "seat b: dead"}, "seat a: restarted\nseat b: dead"),
+        ({"msg": "MODULE FAILURE"}, "MODULE FAILURE"),
+        ({"said": []}, ""),
+    ],
+)
+def test_a_roll_out_says_what_it_did(result: dict[str, Any], text: str) -> None:
+    name = "roll_out | Show what was done, and the first cause of what failed"
+    assert said("roles/seat/tasks/roll_out.yml", name, seat_rolled_out=result) == text
+
+
 def removed(**changes: Any) -> dict[str, Any]:
     one = {"seat": "a", "removed": ["/x", "/y"], "kept": [], "aborted": 0, "follower": None}
     return {"__remove_done": {"seats": [one | changes]}}

@@ -17,7 +17,7 @@ from seatfleet.core.paths import SeatPaths
 from seatfleet.core.seat import api_key, generations
 from seatfleet.core.seat.decision import Action
 from seatfleet.core.seat.render import Generation, render
-from seatfleet.core.seat.rollout import Outcome, foresee, roll_out, summary_line
+from seatfleet.core.seat.rollout import Outcome, foresee, report_line, roll_out, summary_line
 from seatfleet.core.seat.staging import stage_host, unmanaged
 from seatfleet.core.units import GIB
 
@@ -619,6 +619,19 @@ def test_foresee_says_what_and_how_long_and_changes_nothing(machine: FakeMachine
     (nothing,) = foresee(machine, [OLD], KEYS, machine.paths.root)
     assert nothing.changed is False
     assert machine.calls == []
+
+
+def test_what_was_done_is_one_sentence_for_each_seat(machine: FakeMachine) -> None:
+    """Whoever edits a line back has to see that the earlier generation came back, and not one made anew."""
+    first, change, back = deploy(machine, OLD), deploy(machine, NEW), deploy(machine, OLD)
+    assert report_line(first).startswith("seat lab-oracle: started: ")
+    bytes_ = "kv-cache-memory-bytes: 67108864 -> 134217728"
+    ready = f"READY after {change.ready_s:.0f} s with generation"
+    assert report_line(change) == f"seat lab-oracle: restarted: {bytes_}. {ready} {NEW.name}"
+    assert report_line(back).endswith(f" with generation {OLD.name}, which served before")
+    assert report_line(dataclasses.replace(change, aborted=2)).endswith(". Requests that were cut off: 2")
+    nothing = Outcome(SEAT, Action.NOTHING, (), OLD.name, OLD.name, changed=True, repairs=("the unit was edited",))
+    assert report_line(nothing) == "seat lab-oracle: no restart: the unit was edited"
 
 
 def test_another_api_key_restarts(machine: FakeMachine) -> None:

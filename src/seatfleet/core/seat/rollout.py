@@ -165,6 +165,7 @@ class Outcome:
 
     ``drained_s`` is how long running requests were waited for, ``aborted`` how many were cut off all the same.
     ``way_back`` is the good generation that the wanted one took over from, for a caller that finds it wanting later.
+    ``again`` says that the wanted one had been proven before, by an earlier run.
     """
 
     seat: str
@@ -183,6 +184,7 @@ class Outcome:
     failure: str | None = None
     returned_to: str | None = None
     way_back: str | None = None
+    again: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a module's result."""
@@ -339,6 +341,7 @@ class Rollout:
         return self.machine.monotonic() - begin, 0
 
     def _good(self, decision: Decision, ready_s: float, evidence: Mapping[str, Any], way_back: str | None) -> Outcome:
+        again = self._is_good(self.wanted.generation)
         try:
             generations.mark_good(self.paths, self.wanted.generation, evidence)
         except OSError as error:
@@ -347,7 +350,7 @@ class Rollout:
             return self._outcome(decision, changed=True, ready_s=ready_s, evidence=evidence, failure=failure)
         pruned = self._prune()
         return self._outcome(
-            decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=pruned, way_back=way_back
+            decision, changed=True, ready_s=ready_s, evidence=evidence, pruned=pruned, way_back=way_back, again=again
         )
 
     def _links(self) -> tuple[str | None, str | None]:
@@ -637,6 +640,21 @@ def summary_line(outcome: Outcome) -> str:
     duration = f", about {outcome.expected_s:.0f} s" if outcome.expected_s else ""
     refused = f"; {outcome.failure}" if outcome.failure else ""
     return f"seat {outcome.seat}: {what}{duration}: {why}{refused}"
+
+
+def report_line(outcome: Outcome) -> str:
+    """Return one line for people: what was done to the seat, why, and what serves now."""
+    done = {
+        Action.NOTHING: "no restart",
+        Action.VERIFY: "no restart, proven",
+        Action.START: "started",
+        Action.RESTART: "restarted",
+    }[outcome.action]
+    what = ": ".join(part for part in (done, "; ".join((*outcome.reasons, *outcome.repairs))) if part)
+    before = ", which served before" if outcome.again else ""
+    ready = f". READY after {outcome.ready_s or 0:.0f} s with generation {outcome.generation}{before}"
+    cut = f". Requests that were cut off: {outcome.aborted}"
+    return f"seat {outcome.seat}: {what}" + ready * (outcome.ready_s is not None) + cut * bool(outcome.aborted)
 
 
 def _rollout(

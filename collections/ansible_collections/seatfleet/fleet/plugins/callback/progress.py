@@ -109,6 +109,7 @@ def _line(task: Task, seconds: float, hosts: list[str]) -> str:
     more = f" and {len(hosts) - NAMED_HOSTS} more" if len(hosts) > NAMED_HOSTS else ""
     module = str(task.action).rpartition(".")[2]
     hint = (FORESEEN.get(module) if task.check_mode else None) or HINTS.get(module)
-    waited = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    waited = f"{seconds:.0f} s" if seconds < 120 else f"{minutes} min {rest} s"
     where = f"on {', '.join(hosts[:NAMED_HOSTS])}{more}"
     return f"... {waited}: {task.get_name()}, {where}" + f" ({hint})" * bool(hint)

@@ -42,6 +42,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+said:
+  description: A sentence for each seat that changed and is as wanted; none in check mode, whose diff has them.
+  returned: always
+  type: list
+  elements: str
 seats:
   description: What happened to each seat, or in check mode would happen.
   returned: always
@@ -90,6 +95,9 @@ seats:
     way_back:
       description: The good generation that the wanted one took over from, null when it only was started again.
       type: str
+    again:
+      description: Whether the wanted generation had been proven before.
+      type: bool
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -98,6 +106,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.hos
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.render import load_generation
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.seat.rollout import (
     foresee,
+    report_line,
     roll_out,
     summary_line,
 )
@@ -112,6 +121,8 @@ def main() -> None:
     result = {
         "changed": bool(changed),
         "seats": [outcome.as_dict() for outcome in outcomes],
+        # A diff says it already, where it is asked for.
+        "said": [] if module.check_mode else [report_line(one) for one in changed if not one.failure],
         "diff": {"prepared": "".join(f"{summary_line(outcome)}\n" for outcome in changed)},
     }
     failures = [f"seat {outcome.seat}: {outcome.failure}" for outcome in outcomes if outcome.failure]
