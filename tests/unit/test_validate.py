@@ -347,3 +347,18 @@ def test_a_variable_that_cannot_be_evaluated_is_a_problem_of_its_host(play: Play
         "group_vars/spark_1/seats.yml:6: host spark-1: seats.agent.port: expected a value, "
         "seen 'undefined_here' is undefined"
     )
+
+
+def test_a_variable_that_is_nearly_one_of_ours(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    """`seat:` declares no seat: the next deploy would take the aliases of those that run from their callers."""
+    edit(play.root, "fv_ml1/seats.yml", "seats:\n", "seat:\n")
+    expected = (
+        "group_vars/fv_ml1/seats.yml:3: seat: expected a variable that something reads (did you mean 'seats'?), "
+        "seen one that nothing does"
+    )
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    assert (code, lines(out)) == (2, [expected])
+    code, out = play.run(*REVIEW, "-l", "fv-ml1")
+    assert code != 0
+    assert lines(out) == [expected]
+    assert validate(play.root, capsys, "-l", "spark-1")[0] == 0

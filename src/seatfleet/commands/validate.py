@@ -15,6 +15,7 @@ from ..clients.inventory import default_inventory, read_inventory
 from ..clients.project_files import ProjectFiles
 from ..core.inventory.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.inventory.seat import Seat
+from ..core.inventory.variables import misspelt
 from ..core.tables import aligned
 from ..core.units import format_size
 
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     )
     for problem, host in inventory.origins.duplicates():
         report.add(problem, [host])
+    for problem, readers in misspelt(inventory.origins.names()):
+        report.add(problem, readers)
     hosts = sorted(read_inventory(source, args.limit).members) if args.limit else None
     report.raise_for(hosts, deploy=args.deploy)
     print(as_json(report, hosts) if args.json else as_text(report, hosts))

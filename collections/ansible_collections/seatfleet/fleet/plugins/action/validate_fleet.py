@@ -15,6 +15,7 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inv
     kv_fit,
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.kinds import is_template
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.variables import misspelt
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
 
 # Stands for what cannot be evaluated: the rules take it for a template and leave it alone; it is reported here.
@@ -45,6 +46,8 @@ class ActionModule(ActionBase):
                 report.add(problem, [reader.host])
         for problem, host in origins.duplicates():
             report.add(problem, [host])
+        for problem, affected in misspelt(origins.names()):
+            report.add(problem, affected)
         play = [str(host) for host in variables["ansible_play_hosts_all"]]
         result["warnings"] = [f"on a host outside this play: {problem}" for problem in report.elsewhere(play)]
         try:
