@@ -362,3 +362,27 @@ def test_a_variable_that_is_nearly_one_of_ours(play: Play, capsys: pytest.Captur
     assert code != 0
     assert lines(out) == [expected]
     assert validate(play.root, capsys, "-l", "spark-1")[0] == 0
+
+
+def test_secrets_that_are_used_and_not_there(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    """All before a host is contacted, each with who needs it; without any secret outside a run: not checked."""
+    edit(play.root, "production/main.yml", "{{ vault_litellm_master_key }}", "{{ vault_litellm_admin_key }}")
+    edit(play.root, "production/vault.yml", "vault_seat_api_key_secret:", "vault_mine:")
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    found = lines(out)
+    assert [line.partition(", which")[0].replace("expected the variable ", "") for line in found] == [
+        "group_vars/production/main.yml:4: gateway_admin_key: vault_litellm_admin_key",
+        "roles/seat/defaults/main.yml: seat_api_key_secret: vault_seat_api_key_secret",
+        "roles/seat_alias/defaults/main.yml: seat_alias_seat_key_secret: vault_seat_api_key_secret",
+    ]
+    assert code == 2
+    code, out = play.run(*REVIEW, "-l", "fv-ml1")
+    assert (code != 0, lines(out)) == (True, found)
+    code, out = play.run(
+        *REVIEW, "-l", "fv-ml1", "-e", "vault_seat_api_key_secret=s", "-e", "vault_litellm_admin_key=s"
+    )
+    assert code == 0, out
+    (play.root / "group_vars/production/vault.yml").unlink()
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    assert code == 0, out
+    assert "vault: vault_seat_api_key_secret: no secret is in the inventory" in out

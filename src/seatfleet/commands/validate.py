@@ -15,7 +15,7 @@ from ..clients.inventory import default_inventory, read_inventory
 from ..clients.project_files import ProjectFiles
 from ..core.inventory.fleet import Report, Unchecked, check_fleet, kv_fit
 from ..core.inventory.seat import Seat
-from ..core.inventory.variables import misspelt
+from ..core.inventory.variables import holds_secrets, missing_secrets, misspelt
 from ..core.tables import aligned
 from ..core.units import format_size
 
@@ -50,6 +50,13 @@ def run(args: argparse.Namespace) -> int:
         report.add(problem, [host])
     for problem, readers in misspelt(inventory.origins.names()):
         report.add(problem, readers)
+    for host, variables in inventory.hosts.items():
+        for secret, problem in missing_secrets(host, variables, inventory.origins):
+            if holds_secrets(variables):
+                report.add(problem, [host])
+            else:
+                why = "no secret is in the inventory; a run that gets them with -e looks"
+                report.skip(Unchecked("vault", secret, why), [host])
     hosts = sorted(read_inventory(source, args.limit).members) if args.limit else None
     report.raise_for(hosts, deploy=args.deploy)
     print(as_json(report, hosts) if args.json else as_text(report, hosts))

@@ -1,11 +1,17 @@
-"""Top-level names of the inventory: Ansible takes any, so that a slip in one is a variable that nobody reads."""
+"""Top-level names of the inventory: Ansible takes any, so that a slip in one is a variable that nobody reads.
+
+And the other way round: what is read and not there, which Ansible says only when a task needs it.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from ..problems import Problem
+from .kinds import Path, did_you_mean, is_template
 
 #: What the project reads from an inventory's files, beside the defaults of its roles.
 KNOWN = (
@@ -65,3 +71,56 @@ def misspelt(written: Iterable[tuple[str, str, frozenset[str]]]) -> Iterator[tup
         if (near := meant(name)) is not None:
             expected = f"a variable that something reads (did you mean {near!r}?)"
             yield Problem(where, "", name, expected, "one that nothing does"), hosts
+
+
+#: Variables of roles that their defaults make of a secret: group, variable, secret. Who sets the first needs no second.
+ROLE_SECRETS = (
+    ("gateway", "gateway_master_key", "vault_litellm_master_key"),
+    ("gateway", "gateway_salt_key", "vault_litellm_salt_key"),
+    ("gpu_hosts", "seat_api_key_secret", "vault_seat_api_key_secret"),
+    ("gpu_hosts", "seat_alias_seat_key_secret", "vault_seat_api_key_secret"),
+    ("gpu_hosts", "seat_alias_key_values", "vault_litellm_keys"),
+)
+_ROLES = ("gateway", "seat_alias", "seat")
+_SECRET = re.compile(r"\bvault_\w+")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_OPTIONAL = re.compile(r"\bdefault\(|\bis (not )?(un)?defined\b")
+
+
+def role_defaults(variable: str) -> str:
+    """Return the file that gives a variable of :data:`ROLE_SECRETS` its value."""
+    role = next(role for role in _ROLES if variable.startswith(f"{role}_"))
+    return f"roles/{role}/defaults/main.yml"
+
+
+def holds_secrets(variables: Mapping[str, Any]) -> bool:
+    """Return False for a host whose variables have no secret at all: they are kept elsewhere, and given with ``-e``."""
+    return any(name.startswith("vault_") for name in variables)
+
+
+def missing_secrets(
+    host: str, variables: Mapping[str, Any], locate: Callable[[str, Path], str]
+) -> Iterator[tuple[str, Problem]]:
+    """Yield each secret that something on a host needs and that no variable is, with its problem.
+
+    ``variables`` are those of the host before they are evaluated; values of secrets are not looked at.
+    """
+    uses = [(locate(host, (name,)), name, secret) for name in variables for secret in _named(name, variables[name])]
+    groups = variables.get("group_names") or ()
+    for group, name, secret in ROLE_SECRETS:
+        needed = group in groups and (group != "gpu_hosts" or variables.get("seats"))
+        if needed and name not in variables:
+            uses.append((role_defaults(name), name, secret))
+    known = sorted(name for name in variables if name.startswith("vault_"))
+    for where, name, secret in uses:
+        if secret not in variables:
+            expected = f"the variable {secret}, which it is made of, to be there{did_you_mean(secret, known)}"
+            yield secret, Problem(where, "", name, expected, "no variable of that name")
+
+
+def _named(name: str, value: object) -> Iterator[str]:
+    """Yield the secrets that a variable names in a template, also in those of its values that are a mapping's."""
+    deep = isinstance(value, Mapping) and name.startswith(("gateway_", "seat_", "vault_"))
+    for text in value.values() if deep and isinstance(value, Mapping) else [value]:
+        if isinstance(text, str) and is_template(text) and not _OPTIONAL.search(text):
+            yield from dict.fromkeys(_SECRET.findall(_QUOTED.sub("", text)))
