@@ -272,6 +272,11 @@ def test_faulty_seats_still_take_part_in_the_rules_between_seats() -> None:
     assert "did you mean 'port'?" in messages[1]
 
 
+@pytest.mark.parametrize("source", ["all.seat_alias_handout_dir = /keys", "all.seat_alias_key_values = '{{ keys }}'"])
+def test_a_key_may_get_its_secret_from_elsewhere(source: str) -> None:
+    assert problems("all.vault_litellm_keys = {infra-ops: sk-1}", source) == []
+
+
 def unchecked(*changes: str, files: Files | None = None) -> dict[Unchecked, set[str]]:
     report = check(*changes, files=files)
     assert report.problems == {}

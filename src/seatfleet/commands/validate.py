@@ -81,7 +81,9 @@ def as_text(report: Report, hosts: Sequence[str] | None) -> str:
     header = ("host", "seat", "model", "release", "gpus", "port", "context", "KV", "drafts", "aliases")
     lines = list(aligned([header, *(_row(seat, report) for seat in seats)]))
     verdict = f"{len(seats)} seat{'s' if len(seats) != 1 else ''}, no problem found"
-    lines += ["", f"{verdict}, {len(items)} not checked:" if items else f"{verdict}, everything checked"]
+    # Flags under `engine`, for one, are parsed by the release that is installed there.
+    rest = f"{len(items)} not checked:" if items else "everything checked that can be without the hosts"
+    lines += ["", f"{verdict}, {rest}"]
     lines += [f"  {'blocks a deploy: ' if item.blocks else ''}{item}" for item in items]
     return "\n".join(lines)
 

@@ -67,6 +67,8 @@ FLEET_VARIABLES = (
     "gateway_control_key",
     "gateway_query_engine",
     "group_names",
+    "seat_alias_handout_dir",
+    "seat_alias_key_values",
 )
 #: The group whose hosts get their seats deployed.
 SEAT_GROUP = "gpu_hosts"
@@ -280,6 +282,7 @@ def check_fleet(
             _check_keys(item, hosts[host], report)
             _check_fit(item, hosts[host], files, planner, report)
             _check_pin(item, hosts[host], files, report)
+        _check_key_secrets(host, hosts[host], locate, report)
         _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
@@ -594,11 +597,23 @@ def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> No
             elif known is not None and key not in known:
                 expected = f"a key of the gateway (gateway_key_names){did_you_mean(key, known)}"
                 report.add(item.problem(at, expected, show(key)), [item.host])
-            elif held is not None and key not in held:
-                report.add(item.problem(at, "a key with a secret in vault_litellm_keys", show(key)), [item.host])
         if known is None and keys:
             why = "neither gateway_key_names nor vault_litellm_keys is readable here"
             report.skip(item.unchecked(("aliases", alias, "keys"), why), [item.host])
+
+
+def _check_key_secrets(host: str, variables: Mapping[str, Any], locate: Locate, report: Report) -> None:
+    """Check that each key of the gateway has a secret, unless the gateway makes them or they come from elsewhere."""
+    names, vault = variables.get("gateway_key_names"), variables.get("vault_litellm_keys")
+    elsewhere = variables.get("seat_alias_handout_dir") or "seat_alias_key_values" in variables
+    if elsewhere or not isinstance(names, Sequence) or isinstance(names, str) or not isinstance(vault, Mapping):
+        return
+    held = {str(name) for name in vault}
+    for index, name in enumerate(names):
+        if str(name) not in held and not is_template(name):
+            at = ("gateway_key_names", str(index))
+            expected = f"a key with a secret in vault_litellm_keys{did_you_mean(str(name), held)}"
+            report.add(Problem(locate(host, at), "", ".".join(at), expected, show(name)), [host])
 
 
 def _check_fit(
