@@ -430,6 +430,7 @@ def _check_references(
     model = _entry(item, catalogue, "models", ("model",), item.value("model"))
     spec = item.value("speculative")
     method = spec["method"] if spec is not None and spec["method"] is not INVALID else None
+    drafter = None
     if spec is not None and isinstance(spec["model"], str):
         drafter = _entry(item, catalogue, "models", ("speculative", "model"), spec["model"])
         _check_drafter(item, drafter, add)
@@ -443,6 +444,7 @@ def _check_references(
         _check_environment(item, release, files, report)
     if release is not None and model is not None and item.value("prefix_caching") is not None:
         _check_pair(item, model, release, method, files, add)
+    _check_card_memory(item, [part for part in (model, drafter) if part is not None], hardware, report)
     count = hardware.get("gpus") if hardware is not None else None
     for index, gpu in enumerate(item.value("gpus") or ()):
         if isinstance(gpu, int) and isinstance(count, int) and gpu >= count:
@@ -478,6 +480,28 @@ def _check_model_facts(item: _Item, model: Entry, method: str | None, add: _Add)
     memory = item.value("host_memory")
     if isinstance(memory, int) and isinstance(table, int) and memory < table:
         add(("host_memory",), f"at least {format_gib(table)}, the n-gram table of {name}", format_gib(memory))
+
+
+def _check_card_memory(item: _Item, models: Sequence[Entry], hardware: Entry | None, report: Report) -> None:
+    """Check that a KV pin and the weights beside it fit one card; no two seats share one, and each card has the pin."""
+    seat = item.read.seat
+    total = hardware.get("gpu_memory") if hardware is not None else None
+    if seat is None or seat.kv_cache_memory is None or not seat.gpus or not isinstance(total, int):
+        return
+    known = {entry.name: size for entry in models if isinstance(size := entry.get("resident"), int)}
+    # Drafter and model may be the same entry, and are loaded twice then.
+    parts = [(entry.name, known[entry.name] / seat.ranks) for entry in models if entry.name in known]
+    needed = seat.kv_cache_memory + sum(size for _, size in parts)
+    if needed > total:
+        share = f" (its resident on {seat.ranks} GPUs)" if seat.ranks > 1 else " (its resident)"
+        terms = [f"{format_gib(seat.kv_cache_memory)} pinned"]
+        terms += [f"{format_gib(int(size))} of {name}{share}" for name, size in parts]
+        seen = " + ".join(terms) + (f" = {format_gib(int(needed))}" if parts else "")
+        expected = f"at most {format_gib(total)} on a card with the weights (fleet_hardware.gpu_memory of {item.host})"
+        report.add(item.problem(("kv_cache_memory",), expected, seen), [item.host])
+    elif unknown := sorted({entry.name for entry in models} - set(known)):
+        why = f"whether the weights fit beside the pin: resident of {', '.join(unknown)} is not declared"
+        report.skip(item.unchecked(("kv_cache_memory",), why), [item.host])
 
 
 def _check_drafter(item: _Item, drafter: Entry | None, add: _Add) -> None:
