@@ -108,7 +108,8 @@ def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.Cap
     (project / "group_vars/fv_ml1/seats.yml").write_text("seats: {a: [}\n")
     code, out = validate(project, capsys)
     assert code == 2
-    broken = r"group_vars/fv_ml1/seats\.yml:1: expected YAML, seen .*node content.*"
+    said = r"a syntax error here or above \(while parsing .*node content.*\)"
+    broken = rf"group_vars/fv_ml1/seats\.yml:1: expected YAML, seen {said}"
     assert re.fullmatch(rf"1 problem, nothing was changed:\n  {broken}\n", out)
 
 
@@ -386,3 +387,11 @@ def test_secrets_that_are_used_and_not_there(play: Play, capsys: pytest.CaptureF
     code, out = validate(play.root, capsys, "-l", "fv-ml1")
     assert code == 0, out
     assert "vault: vault_seat_api_key_secret: no secret is in the inventory" in out
+
+
+def test_a_profile_that_is_misspelt_is_one_problem(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(project, "fv_ml1/seats.yml", "profile: flash-next", "profile: flash-nxt")
+    code, out = validate(project, capsys, "-l", "fv-ml1")
+    assert code == 2
+    (line,) = lines(out)
+    assert line.endswith("expected a profile of seat_profiles (did you mean 'flash-next'?), seen 'flash-nxt'")
