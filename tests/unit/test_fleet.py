@@ -272,6 +272,50 @@ def test_faulty_seats_still_take_part_in_the_rules_between_seats() -> None:
     assert "did you mean 'port'?" in messages[1]
 
 
+@pytest.mark.parametrize("source", ["all.seat_alias_handout_dir = /keys", "all.seat_alias_key_values = '{{ keys }}'"])
+def test_a_key_may_get_its_secret_from_elsewhere(source: str) -> None:
+    assert problems("all.vault_litellm_keys = {infra-ops: sk-1}", source) == []
+
+
+CARD = "fv-ml1.fleet_hardware.gpu_memory = 97887MiB"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        (["pin = 96GiB"], "96.00 GiB pinned"),
+        (["pin = 95GiB"], None),
+        (["pin = 35GiB", "resident = 60GiB"], None),
+        (["pin = 94GiB", "resident = 60GiB"], "94.00 GiB pinned + 60.00 GiB of flash (its resident) = 154.00 GiB"),
+        # The weights are split, the pin is not.
+        (["gpus = [2, 3]", "pin = 65GiB", "resident = 60GiB"], None),
+        (
+            ["gpus = [2, 3]", "pin = 66GiB", "resident = 60GiB"],
+            "66.00 GiB pinned + 30.00 GiB of flash (its resident on 2 GPUs) = 96.00 GiB",
+        ),
+    ],
+)
+def test_pin_and_weights_have_to_fit_the_card(changes: list[str], seen: str | None) -> None:
+    paths = {
+        "pin": "fv-ml1.seats.flash-next.kv_cache_memory",
+        "gpus": "fv-ml1.seats.flash-next.gpus",
+        "resident": "all.models.flash.resident",
+    }
+    found = problems(CARD, *(re.sub(r"^\w+", lambda match: paths[match[0]], change) for change in changes))
+    where = f"{FLASH}: kv_cache_memory: expected at most 95.59 GiB on a card with the weights"
+    assert found == ([f"{where} (fleet_hardware.gpu_memory of fv-ml1), seen {seen}"] if seen else [])
+
+
+def test_a_drafter_takes_memory_of_the_card_too() -> None:
+    changes = ["spark-1.fleet_hardware.gpu_memory = 96GiB", "spark-1.seats.agent.kv_cache_memory = 40GiB"]
+    changes += ["spark-1.seats.agent.gpu_memory_utilization = null", "all.models.big.resident = 50GiB"]
+    assert problems(*changes) == []
+    (found,) = problems(*changes, "all.models.drafter.resident = 7GiB")
+    assert found.endswith("50.00 GiB of big (its resident) + 7.00 GiB of drafter (its resident) = 97.00 GiB")
+    unknown = "whether the weights fit beside the pin: resident of drafter is not declared"
+    assert unknown in {item.why for item in check(*changes).not_checked}
+
+
 def unchecked(*changes: str, files: Files | None = None) -> dict[Unchecked, set[str]]:
     report = check(*changes, files=files)
     assert report.problems == {}

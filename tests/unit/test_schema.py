@@ -270,3 +270,25 @@ def test_every_field_is_documented() -> None:
 def test_owned_names_point_to_a_field_or_say_why() -> None:
     for place in {*OWNED_FLAGS.values(), *OWNED_ENV.values()}:
         assert place.startswith("nothing: ") or place == "the model catalogue" or place.split(".")[0] in SEAT.names
+
+
+@pytest.mark.parametrize(
+    ("more", "messages"),
+    [
+        ({}, []),
+        ({"speculative": {"num_speculative_tokens": 4}, "gpus": [0]}, []),
+        ({"speculative": {"method": "dflash"}, "probe": {"acceptance": {"code": 2}}}, []),
+        ({"port": 80}, ["an integer from 1024 to 65535"]),
+    ],
+)
+def test_without_its_profile_a_seat_lacks_nothing_else(more: dict[str, Any], messages: list[str]) -> None:
+    read = read_seat("a", "h", {"profile": "dflsh", "port": 8031, **more}, Presets(**PRESETS))
+    expected = [item[1] for item in read.findings.wrong]
+    assert expected == ["a profile of seat_profiles (did you mean 'dflash'?)", *messages]
+
+
+def test_a_name_that_yaml_reads_as_a_number_wants_quotes() -> None:
+    read = read_seat("a", "h", good("release: 0.33"))
+    assert read.findings.wrong == [
+        (("release",), "the name of a catalogue entry (in quotes: without them YAML reads a number)", "0.33")
+    ]

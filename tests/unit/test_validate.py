@@ -76,7 +76,7 @@ def test_the_inventory_that_ansible_would_read_is_read(
 def test_what_no_host_uses_blocks_no_deploy(capsys: pytest.CaptureFixture[str]) -> None:
     """The lab has the catalogue of production, whose models have placeholders, and uses none of them."""
     assert main(["validate", "-i", str(PROJECT / "inventory/lab"), "--deploy"]) == 0
-    assert "everything checked" in capsys.readouterr().out
+    assert "everything checked that can be without the hosts" in capsys.readouterr().out
 
 
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,8 @@ def test_an_inventory_that_ansible_cannot_read(project: Path, capsys: pytest.Cap
     (project / "group_vars/fv_ml1/seats.yml").write_text("seats: {a: [}\n")
     code, out = validate(project, capsys)
     assert code == 2
-    broken = r"group_vars/fv_ml1/seats\.yml:1: expected YAML, seen .*node content.*"
+    said = r"a syntax error here or above \(while parsing .*node content.*\)"
+    broken = rf"group_vars/fv_ml1/seats\.yml:1: expected YAML, seen {said}"
     assert re.fullmatch(rf"1 problem, nothing was changed:\n  {broken}\n", out)
 
 
@@ -347,3 +348,50 @@ def test_a_variable_that_cannot_be_evaluated_is_a_problem_of_its_host(play: Play
         "group_vars/spark_1/seats.yml:6: host spark-1: seats.agent.port: expected a value, "
         "seen 'undefined_here' is undefined"
     )
+
+
+def test_a_variable_that_is_nearly_one_of_ours(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    """`seat:` declares no seat: the next deploy would take the aliases of those that run from their callers."""
+    edit(play.root, "fv_ml1/seats.yml", "seats:\n", "seat:\n")
+    expected = (
+        "group_vars/fv_ml1/seats.yml:3: seat: expected a variable that something reads (did you mean 'seats'?), "
+        "seen one that nothing does"
+    )
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    assert (code, lines(out)) == (2, [expected])
+    code, out = play.run(*REVIEW, "-l", "fv-ml1")
+    assert code != 0
+    assert lines(out) == [expected]
+    assert validate(play.root, capsys, "-l", "spark-1")[0] == 0
+
+
+def test_secrets_that_are_used_and_not_there(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    """All before a host is contacted, each with who needs it; without any secret outside a run: not checked."""
+    edit(play.root, "production/main.yml", "{{ vault_litellm_master_key }}", "{{ vault_litellm_admin_key }}")
+    edit(play.root, "production/vault.yml", "vault_seat_api_key_secret:", "vault_mine:")
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    found = lines(out)
+    assert [line.partition(", which")[0].replace("expected the variable ", "") for line in found] == [
+        "group_vars/production/main.yml:4: gateway_admin_key: vault_litellm_admin_key",
+        "roles/seat/defaults/main.yml: seat_api_key_secret: vault_seat_api_key_secret",
+        "roles/seat_alias/defaults/main.yml: seat_alias_seat_key_secret: vault_seat_api_key_secret",
+    ]
+    assert code == 2
+    code, out = play.run(*REVIEW, "-l", "fv-ml1")
+    assert (code != 0, lines(out)) == (True, found)
+    code, out = play.run(
+        *REVIEW, "-l", "fv-ml1", "-e", "vault_seat_api_key_secret=s", "-e", "vault_litellm_admin_key=s"
+    )
+    assert code == 0, out
+    (play.root / "group_vars/production/vault.yml").unlink()
+    code, out = validate(play.root, capsys, "-l", "fv-ml1")
+    assert code == 0, out
+    assert "vault: vault_seat_api_key_secret: no secret is in the inventory" in out
+
+
+def test_a_profile_that_is_misspelt_is_one_problem(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(project, "fv_ml1/seats.yml", "profile: flash-next", "profile: flash-nxt")
+    code, out = validate(project, capsys, "-l", "fv-ml1")
+    assert code == 2
+    (line,) = lines(out)
+    assert line.endswith("expected a profile of seat_profiles (did you mean 'flash-next'?), seen 'flash-nxt'")

@@ -98,6 +98,12 @@ def _broken_files(source: Path, project: Path) -> Iterator[Problem]:
             yaml.compose(file.read_text(encoding="utf-8"), Loader=FastLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            yield Problem(f"{shown}:{mark.line + 1 if mark else 1}", "", "", "YAML", error.problem or str(error))
+            yield Problem(f"{shown}:{mark.line + 1 if mark else 1}", "", "", "YAML", _in_words(error))
         except (yaml.YAMLError, UnicodeDecodeError) as error:  # no text at all
-            yield Problem(str(shown), "", "", "YAML", " ".join(str(error).split()))
+            yield Problem(str(shown), "", "", "YAML", f"none: {' '.join(str(error).split())}")
+
+
+def _in_words(error: yaml.MarkedYAMLError) -> str:
+    """Return what the parser says as a part of a sentence: its own words need not be one."""
+    said = " ".join(part for part in (error.context, error.problem or str(error)) if part)
+    return f"a syntax error here or above ({' '.join(said.split())})"

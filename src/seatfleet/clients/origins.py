@@ -82,6 +82,17 @@ class Origins:
                 for problem in self._duplicates.get(file, []):
                     yield problem, host
 
+    def names(self) -> Iterator[tuple[str, str, frozenset[str]]]:
+        """Yield each top-level name of each file with its place and the hosts that read the file."""
+        readers: dict[Path, set[str]] = {}
+        for host, files in self._order.items():
+            for file in files:
+                readers.setdefault(file, set()).add(host)
+        for file, hosts in readers.items():
+            for path, place in self._nodes(file).items():
+                if len(path) == 1:
+                    yield path[0], f"{self._short(file)}:{place.line}", frozenset(hosts)
+
     def _find(self, host: str, path: VariablePath) -> tuple[Path, _Place] | None:
         for file in reversed(self._order.get(host, [])):
             nodes = self._nodes(file)

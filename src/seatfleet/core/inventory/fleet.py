@@ -67,6 +67,8 @@ FLEET_VARIABLES = (
     "gateway_control_key",
     "gateway_query_engine",
     "group_names",
+    "seat_alias_handout_dir",
+    "seat_alias_key_values",
 )
 #: The group whose hosts get their seats deployed.
 SEAT_GROUP = "gpu_hosts"
@@ -280,6 +282,7 @@ def check_fleet(
             _check_keys(item, hosts[host], report)
             _check_fit(item, hosts[host], files, planner, report)
             _check_pin(item, hosts[host], files, report)
+        _check_key_secrets(host, hosts[host], locate, report)
         _check_sharing(mine, hosts[host].get("fleet_stub_port"), report)
         _check_host_memory(host, mine, hardware, report)
         catalogue.report_all(files)
@@ -427,6 +430,7 @@ def _check_references(
     model = _entry(item, catalogue, "models", ("model",), item.value("model"))
     spec = item.value("speculative")
     method = spec["method"] if spec is not None and spec["method"] is not INVALID else None
+    drafter = None
     if spec is not None and isinstance(spec["model"], str):
         drafter = _entry(item, catalogue, "models", ("speculative", "model"), spec["model"])
         _check_drafter(item, drafter, add)
@@ -440,6 +444,7 @@ def _check_references(
         _check_environment(item, release, files, report)
     if release is not None and model is not None and item.value("prefix_caching") is not None:
         _check_pair(item, model, release, method, files, add)
+    _check_card_memory(item, [part for part in (model, drafter) if part is not None], hardware, report)
     count = hardware.get("gpus") if hardware is not None else None
     for index, gpu in enumerate(item.value("gpus") or ()):
         if isinstance(gpu, int) and isinstance(count, int) and gpu >= count:
@@ -475,6 +480,28 @@ def _check_model_facts(item: _Item, model: Entry, method: str | None, add: _Add)
     memory = item.value("host_memory")
     if isinstance(memory, int) and isinstance(table, int) and memory < table:
         add(("host_memory",), f"at least {format_gib(table)}, the n-gram table of {name}", format_gib(memory))
+
+
+def _check_card_memory(item: _Item, models: Sequence[Entry], hardware: Entry | None, report: Report) -> None:
+    """Check that a KV pin and the weights beside it fit one card; no two seats share one, and each card has the pin."""
+    seat = item.read.seat
+    total = hardware.get("gpu_memory") if hardware is not None else None
+    if seat is None or seat.kv_cache_memory is None or not seat.gpus or not isinstance(total, int):
+        return
+    known = {entry.name: size for entry in models if isinstance(size := entry.get("resident"), int)}
+    # Drafter and model may be the same entry, and are loaded twice then.
+    parts = [(entry.name, known[entry.name] / seat.ranks) for entry in models if entry.name in known]
+    needed = seat.kv_cache_memory + sum(size for _, size in parts)
+    if needed > total:
+        share = f" (its resident on {seat.ranks} GPUs)" if seat.ranks > 1 else " (its resident)"
+        terms = [f"{format_gib(seat.kv_cache_memory)} pinned"]
+        terms += [f"{format_gib(int(size))} of {name}{share}" for name, size in parts]
+        seen = " + ".join(terms) + (f" = {format_gib(int(needed))}" if parts else "")
+        expected = f"at most {format_gib(total)} on a card with the weights (fleet_hardware.gpu_memory of {item.host})"
+        report.add(item.problem(("kv_cache_memory",), expected, seen), [item.host])
+    elif unknown := sorted({entry.name for entry in models} - set(known)):
+        why = f"whether the weights fit beside the pin: resident of {', '.join(unknown)} is not declared"
+        report.skip(item.unchecked(("kv_cache_memory",), why), [item.host])
 
 
 def _check_drafter(item: _Item, drafter: Entry | None, add: _Add) -> None:
@@ -594,11 +621,23 @@ def _check_keys(item: _Item, variables: Mapping[str, Any], report: Report) -> No
             elif known is not None and key not in known:
                 expected = f"a key of the gateway (gateway_key_names){did_you_mean(key, known)}"
                 report.add(item.problem(at, expected, show(key)), [item.host])
-            elif held is not None and key not in held:
-                report.add(item.problem(at, "a key with a secret in vault_litellm_keys", show(key)), [item.host])
         if known is None and keys:
             why = "neither gateway_key_names nor vault_litellm_keys is readable here"
             report.skip(item.unchecked(("aliases", alias, "keys"), why), [item.host])
+
+
+def _check_key_secrets(host: str, variables: Mapping[str, Any], locate: Locate, report: Report) -> None:
+    """Check that each key of the gateway has a secret, unless the gateway makes them or they come from elsewhere."""
+    names, vault = variables.get("gateway_key_names"), variables.get("vault_litellm_keys")
+    elsewhere = variables.get("seat_alias_handout_dir") or "seat_alias_key_values" in variables
+    if elsewhere or not isinstance(names, Sequence) or isinstance(names, str) or not isinstance(vault, Mapping):
+        return
+    held = {str(name) for name in vault}
+    for index, name in enumerate(names):
+        if str(name) not in held and not is_template(name):
+            at = ("gateway_key_names", str(index))
+            expected = f"a key with a secret in vault_litellm_keys{did_you_mean(str(name), held)}"
+            report.add(Problem(locate(host, at), "", ".".join(at), expected, show(name)), [host])
 
 
 def _check_fit(

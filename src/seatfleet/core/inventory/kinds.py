@@ -163,9 +163,11 @@ class Text(Kind):
         return self.what
 
     def convert(self, value: object, at: Path, findings: Findings) -> Checked:
-        if not isinstance(value, str) or re.fullmatch(self.pattern, value) is None:
-            return findings.add(at, self.what, show(value))
-        return str(value)
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
+            return str(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and "quotes" not in self.what
+        hint = " (in quotes: without them YAML reads a number)" if number else ""
+        return findings.add(at, self.what + hint, show(value))
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^(?:{self.pattern})$"}

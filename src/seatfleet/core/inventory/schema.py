@@ -750,16 +750,22 @@ def read_seat(name: object, host: str, written: object, presets: Presets | None 
         return Read(None, Merged({}, {(): ("seats", str(name))}), findings)
     merged = merge(str(name), written, presets)
     profile = merged.content.get("profile")
-    if isinstance(profile, str) and not is_template(profile) and profile not in presets.profiles:
-        known = f"a profile of seat_profiles{did_you_mean(profile, presets.profiles)}"
+    lost = isinstance(profile, str) and not is_template(profile) and profile not in presets.profiles
+    if lost:
+        known = f"a profile of seat_profiles{did_you_mean(str(profile), presets.profiles)}"
         findings.add(("profile",), known, show(profile))
     checked = _NAME.convert(name, (), Findings())
     if checked is INVALID or checked in RESERVED_SEATS or checked.startswith(RESERVED_PREFIX):
         reserved = f"none of {', '.join(RESERVED_SEATS)}, none that begins with {RESERVED_PREFIX}"
         findings.add((), f"{_NAME.expected}, in quotes if it is a number, {reserved}", show(name))
     values = SEAT.convert(merged.content, (), findings)
+    if lost:
+        # What is not written is not known: the profile that was meant may say it.
+        values = {name: value if name in merged.content else INVALID for name, value in values.items()}
     for rule in RULES:
         rule(values, findings)
+    if lost:
+        findings.wrong = [item for item in findings.wrong if not item[2].startswith("nothing")]
     complete = not (findings.wrong or findings.unknown_yet or findings.placeholders)
     return Read(_build(str(name), host, values) if complete else None, merged, findings, values)
 

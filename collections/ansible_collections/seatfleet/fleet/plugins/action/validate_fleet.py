@@ -15,6 +15,10 @@ from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inv
     kv_fit,
 )
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.kinds import is_template
+from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.inventory.variables import (
+    missing_secrets,
+    misspelt,
+)
 from ansible_collections.seatfleet.fleet.plugins.module_utils.seatfleet.core.problems import Problem, ProblemsError
 
 # Stands for what cannot be evaluated: the rules take it for a template and leave it alone; it is reported here.
@@ -45,6 +49,11 @@ class ActionModule(ActionBase):
                 report.add(problem, [reader.host])
         for problem, host in origins.duplicates():
             report.add(problem, [host])
+        for problem, affected in misspelt(origins.names()):
+            report.add(problem, affected)
+        for reader in readers:
+            for _, problem in missing_secrets(reader.host, reader.raw, locate):
+                report.add(problem, [reader.host])
         play = [str(host) for host in variables["ansible_play_hosts_all"]]
         result["warnings"] = [f"on a host outside this play: {problem}" for problem in report.elsewhere(play)]
         try:
@@ -70,7 +79,7 @@ class _Reader:
     """Evaluates variables of one host; what cannot be evaluated is kept with its path instead of ending the run."""
 
     def __init__(self, host: str, raw: Mapping[str, Any], evaluate: Callable[[object], object]) -> None:
-        self.host, self._evaluate = host, evaluate
+        self.host, self.raw, self._evaluate = host, raw, evaluate
         self.failed: dict[tuple[str, ...], str] = {}
         self.variables = {
             str(name): self._plain(value, (str(name),)) for name, value in raw.items() if is_fleet_variable(str(name))

@@ -89,7 +89,10 @@ def main() -> None:
         module.fail_json(msg=f"nothing that runs was touched: {error}")
     left = unmanaged([*(seat.seat for seat in staged), *module.params["followed"]])
     if left:
-        module.warn(f"seats on this host that the inventory does not declare, left as they are: {', '.join(left)}")
+        module.warn(
+            "seats on this host that the inventory does not declare: they run on as they are, but their aliases are"
+            f" taken from callers: {', '.join(left)}"
+        )
     module.exit_json(
         changed=any(seat.changed for seat in staged),
         seats=[
