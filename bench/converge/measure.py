@@ -5,10 +5,11 @@ usage: bench/converge/measure.py lab [HOST ...]         no-op site.yml against l
        bench/converge/measure.py simulated COUNT ...    the same plays, and the peer's, against hosts that answer like
                                                         fv-ml1 did
        bench/converge/measure.py validate COUNT ...     playbooks/validate.yml alone: the part that reads every host
+       bench/converge/measure.py trivial COUNT ...      tasks that do nothing, on fifty hosts of COUNT: Ansible's part
 
-Needs a converged lab (`. lab/env`; validate only its directory). Simulated: inventory, variables, templates, modules
-being packed and results being read are real and once per host; hosts, network and ssh processes are not there. What the
-controller does at the gateway for each host is left out (tag alias).
+Needs a converged lab (`. lab/env`; validate and trivial only its directory). Simulated: inventory, variables,
+templates, modules being packed and results being read are real and once per host; hosts, network and ssh processes are
+not there. What the controller does at the gateway for each host is left out (tag alias).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MODEL = "fv-ml1"
 PEER = "bench/converge/peer.yml"
 #: What is measured, by the name in the tables: what records a host's answers, and what is run against many.
 PLAYS = {"site.yml": ("playbooks/seats.yml", "bench/converge/simulated.yml"), "ordinary tasks": (PEER, PEER)}
+#: What is run on a part of the hosts only: how many.
+PLAYED = {"twenty trivial tasks": 50}
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
 
@@ -183,7 +186,8 @@ def measure_fleet(
         load = os.getloadavg()[0]
         cost = play(playbook, *arguments, "--forks", str(fork), environment=own)
         rows.append({"play": name, "hosts": count, "forks": fork, "load_before": round(load, 1), **asdict(cost)})
-        costs = f"{cost.cpu_s:.1f} | {cost.cpu_s / count:.3f} | {cost.memory_mib:.0f} | {cost.wall_s:.0f}"
+        played = min(count, PLAYED.get(name, count))
+        costs = f"{cost.cpu_s:.1f} | {cost.cpu_s / played:.3f} | {cost.memory_mib:.0f} | {cost.wall_s:.0f}"
         print(f"| {name} | {count} | {fork} | {cost.changed} | {costs} |", flush=True)
     return rows
 
@@ -196,7 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     lab.add_argument("hosts", nargs="*", default=[MODEL, "spark-1", "gw-1"])
     simulated = kinds.add_parser("simulated")
     simulated.add_argument("--without-peer", action="store_true")
-    for kind in (simulated, kinds.add_parser("validate")):
+    for kind in (simulated, kinds.add_parser("validate"), kinds.add_parser("trivial")):
         kind.add_argument("counts", nargs="+", type=int)
         kind.add_argument("--forks", nargs="+", type=int, default=[25])
         kind.add_argument("--json", type=Path, help="append each run's numbers there, one line of JSON for each")
@@ -215,6 +219,8 @@ def main() -> None:
             measure_lab(args.hosts, scratch)
             return
         playbooks: dict[str, tuple[str, Mapping[str, str]]] = {"validate.yml": ("playbooks/validate.yml", {})}
+        if args.kind == "trivial":
+            playbooks = {name: ("bench/converge/trivial.yml", {}) for name in PLAYED}
         if args.kind == "simulated":
             names = ["site.yml"] if args.without_peer else list(PLAYS)
             playbooks = {name: (PLAYS[name][1], {"CONVERGE_RECORDS": str(record(name, scratch))}) for name in names}
