@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=PROJECT / ".gpu-pack")
     parser.add_argument("--wheels", type=Path, help="folder of wheels to look into first")
-    parser.add_argument("--piece", type=int, default=58 * 2**20, help="bytes per piece")
+    parser.add_argument("--piece", type=int, default=50 * 2**20, help="bytes per piece")
     parser.add_argument("--project-only", action="store_true", help="leave the pieces as they are")
     args = parser.parse_args()
     add_project(args.out / "project")
